@@ -105,7 +105,7 @@ async def _open_answer(
 class _ChatRun:
     """One run of a strategy: the context it gets, and what chat made of the tokens of its own stream.
 
-    `events`: each with the number of chat's tokens so far when it was made.
+    `events`: each with the number of chat's tokens so far when it was made. `finish`: chat's, once its answer is whole.
     """
 
     def __init__(self, context: StrategyContext, endpoint: TokenEndpoint) -> None:
@@ -113,7 +113,8 @@ class _ChatRun:
         self.prompt_ids: asyncio.Future[list[int]] | None = None
         self.token_ids: list[int] = []
         self.events: list[tuple[int, StreamEvent]] = []
-        self.has_ended = False
+        self.ends: list[int] = [0]  # numbers of tokens after which chat has told what it made of them
+        self.finish: Finish | None = None
         self.end_ids: set[int] = set()  # tokens that ended a stream
         self.endpoint = raw_endpoint = _RawEndpoint(endpoint, self)
         target = _RawTarget(context.target, raw_endpoint)
@@ -124,21 +125,23 @@ class _ChatRun:
         """The prompt, as the strategy has encoded it, or had it encoded."""
         return await self.endpoint.encode_chat(self.request)
 
-    def end_chat(self, made: Sequence[StreamEvent]) -> None:
+    def end_chat(self, made: Sequence[StreamEvent], finish: Finish) -> None:
         """Chat's answer is whole."""
         self.add_piece((), made)
-        self.has_ended = True
+        self.finish = finish
 
     def forget_chat(self) -> None:
         """Chat begins anew; nothing that it wrote was confirmed."""
         self.token_ids.clear()
         self.events.clear()
-        self.has_ended = False
+        self.ends = [0]
+        self.finish = None
 
     def add_piece(self, token_ids: Sequence[int], made: Sequence[StreamEvent]) -> None:
         """Chat wrote more tokens, and made events of them."""
         self.token_ids += token_ids
         self.events += [(len(self.token_ids), event) for event in made]
+        self.ends.append(len(self.token_ids))
 
 
 class _RawTarget:
@@ -226,7 +229,7 @@ async def _write_raw_text(
     async for event in events:
         if isinstance(event, Finish):
             if is_chat:
-                run.end_chat(made)
+                run.end_chat(made, event)
             for delta in await raw_text.end(event, run.end_ids):
                 yield delta
             yield event
@@ -413,7 +416,7 @@ class _MessageAnswer:
                     yield event
             return
         if self._finish is not None:
-            yield self._finish
+            yield self._finish if not self._is_chats_answer() else self._take_chats_reason(self._finish)
 
     async def aclose(self) -> None:
         """End the strategy, and wait until it is closed."""
@@ -466,8 +469,8 @@ class _MessageAnswer:
         if delta.token_ids is None:
             raise TargetError(f"{self._context.target.name} does not tell the token ids of its answer")
         start = len(self._token_ids)
-        if not self._is_chat_behind:
-            self._num_chat_tokens = start
+        if not self._is_chat_behind:  # what chat made of a piece it tells with all of the piece's tokens
+            self._num_chat_tokens = max(end for end in self._run.ends if end <= start)
         # a stream that others wait for may have come to its end before it is confirmed
         self._token_ids += [token_id for token_id in delta.token_ids if token_id not in self._run.end_ids]
         end = len(self._token_ids)
@@ -478,8 +481,7 @@ class _MessageAnswer:
         run = self._run
         if self._is_chat_behind:
             return []
-        # the token that ends an answer is not confirmed, but what chat made with it is its last word
-        is_whole = self._finish is not None and run.has_ended and len(self._token_ids) >= len(run.token_ids) - 1
+        is_whole = self._is_chats_answer()
         events: list[StreamEvent] = []
         while self._num_chat_events < len(run.events):
             at, event = run.events[self._num_chat_events]
@@ -490,12 +492,25 @@ class _MessageAnswer:
             events.append(event)
         return events
 
+    def _is_chats_answer(self) -> bool:
+        """Whether the answer has ended, and is all that chat wrote; the token that ended it is not confirmed."""
+        run = self._run
+        is_all = run.finish is not None and len(self._token_ids) >= len(run.token_ids) - 1
+        return self._finish is not None and is_all and not self._is_chat_behind
+
     def _is_unparsed(self) -> bool:
         return self._is_chat_behind and self._num_parsed < len(self._token_ids)
 
+    def _take_chats_reason(self, finish: Finish) -> Finish:
+        """An end that another stream may have come to as well, which knows nothing of calls."""
+        own = self._run.finish
+        if own is None or finish.finish_reason != "stop":
+            return finish
+        return replace(finish, finish_reason=own.finish_reason, stopped_by=own.stopped_by)
+
     def _is_parse_due(self) -> bool:
         if self._has_ended:
-            return self._is_chat_behind or not self._run.has_ended
+            return not self._is_chats_answer()
         return self._is_unparsed() and self._clock() >= self._next_parse_s
 
     async def _parse(self) -> list[StreamEvent]:

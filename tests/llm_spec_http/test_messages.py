@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,16 +17,21 @@ from support.probe_targets import Patient
 
 from llm_spec import (
     ChatRequest,
+    Finish,
     ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
     SpeculativeResult,
+    StreamEvent,
     TextDelta,
     ToolCallDelta,
     TransientError,
 )
+from llm_spec.chat_response import ChatResponseBuilder
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
+from llm_spec.strategies.message_answer import prepare_with_message_parser
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -232,6 +238,58 @@ async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
         after = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
         assert (message(after), after.plain_reason, after.fallbacks) == (message(plain), "target", ())
         assert server.num_open == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_chat_that_tells_several_tokens_at_once(strategy: str) -> None:
+    """What it makes of them is told with the last of them; an answer may be ahead of it from any of them on."""
+    async with opened(MessageServer(dict(ANSWERS), tokens_per_chunk=3)) as target:
+        for question in ("two", "both", "unicode"):
+            plain = await answer_plain(target, ask(question))
+            result = await answer(target, strategy, ReferenceDraft(ANSWERS[question]), ask(question))
+            assert (message(result), result.fallbacks) == (message(plain), ())
+
+
+@pytest.mark.parametrize("num_tokens", [*range(1, 20), 200])
+async def test_events_are_those_of_the_confirmed_tokens(num_tokens: int) -> None:
+    """A strategy that ends after so many of chat's tokens, by a stream that knows nothing of calls."""
+    server = MessageServer(dict(ANSWERS), tokens_per_chunk=3)
+    async with opened(server) as target:
+
+        def prepare(context: StrategyContext) -> ReadyStrategy:
+            @asynccontextmanager
+            async def run() -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+                async def confirm() -> AsyncGenerator[StreamEvent]:
+                    endpoint = context.target.capabilities.token_endpoint
+                    assert endpoint is not None
+                    async with endpoint.stream_chat(context.request) as events:
+                        ids = [
+                            i async for e in events if isinstance(e, TextDelta) and e.text for i in e.token_ids or ()
+                        ]
+                    yield TextDelta("", "plain", tuple(ids[:num_tokens]))
+                    yield Finish("stop" if num_tokens >= len(ids) else "length")
+
+                yield confirm()
+
+            return ReadyStrategy(TextGuarantee("exact", same_text=False), run)
+
+        request = ask("two")
+        context = StrategyContext(
+            draft=ReferenceDraft("x"),
+            target=target,
+            request=request,
+            config=SpeculativeConfig(),
+            pair_stats=Patient(),
+        )
+        prepared = prepare_with_message_parser(prepare, context)
+        assert isinstance(prepared, ReadyStrategy)
+        builder = ChatResponseBuilder()
+        async with prepared.run() as events:
+            *_, response = [builder.add_event(event) async for event in events]
+        own = await answer_plain(target, replace(request, max_tokens=num_tokens) if num_tokens < 20 else request)
+        assert response is not None
+        assert (response.message.text, response.finish_reason) == (own.content, own.finish_reason)
+        assert [made.arguments for made in response.message.tool_calls] == [made.arguments for made in own.tool_calls]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -92,6 +92,7 @@ class MessageServer:
     derender_status: int = 200
     detokenize_status: int = 200
     num_derenders_left: int | None = None  # after which it answers 404
+    tokens_per_chunk: int = 1  # of chat
     corrupts: bool = False
     corrupts_parts: bool = False  # a call that is not whole is missing
     is_constrained: bool = False
@@ -172,14 +173,19 @@ class MessageServer:
     async def _answer_chat(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         prompt_ids = self._render(body)
         written: list[int] = []
+        untold: list[int] = []
         shown = ReadMessage("", "", ())
         response = await _open_stream(request)
         async with _closing(self._write(prompt_ids, body)) as tokens:
             async for token_id, reason in tokens:
                 written.append(token_id)
+                untold.append(token_id)
+                if reason is None and len(untold) < self.tokens_per_chunk:
+                    continue
                 text = self._decode_whole_characters(written[:-1] if reason == "stop" else written)
                 message = self._read(text, body, is_whole=reason is not None)
-                choice = {"index": 0, "delta": _diff(shown, message), "token_ids": [token_id], "finish_reason": reason}
+                choice = {"index": 0, "delta": _diff(shown, message), "token_ids": untold, "finish_reason": reason}
+                untold = []
                 if reason == "stop" and message.calls:
                     choice["finish_reason"] = "tool_calls"
                 shown = message
