@@ -87,9 +87,9 @@ def open_pydantic_ai(target: LlmProvider, draft: str | None, config: Speculative
         answered = await agent.run(text, message_history=history)
         new = answered.new_messages()
         dumped = ModelMessagesTypeAdapter.dump_python(new, mode="json")
-        for message in dumped:
-            message.pop("provider_details", None)
-            message.pop("usage", None)
+        for name in ("provider_details", "usage", "model_name", "model_id", "failed_attempts"):
+            for message in dumped:
+                message.pop(name, None)
         return dumped, [m.provider_details or {} for m in new if isinstance(m, ModelResponse)]
 
     return ask

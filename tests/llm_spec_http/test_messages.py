@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
-from support.message_server import DRAWN, MessageServer, call, serving_messages
+from support.message_server import DRAWN, END, MessageServer, call, serving_messages
 from support.probe_targets import Patient
 
 from llm_spec import (
@@ -238,6 +238,17 @@ async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
         after = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
         assert (message(after), after.plain_reason, after.fallbacks) == (message(plain), "target", ())
         assert server.num_open == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("question", ["one", "text", "both"])
+async def test_a_draft_that_goes_on_after_the_end(strategy: str, question: str) -> None:
+    """What copies from a prompt has the mark that ends an answer in it, and what follows there."""
+    rest = f"{END}\nuser and so on, and so on, and so on, as it was before\nand once more, as it was before\n"
+    async with opened(MessageServer(dict(ANSWERS))) as target:
+        plain = await answer_plain(target, ask(question))
+        result = await answer(target, strategy, ReferenceDraft(ANSWERS[question] + rest), ask(question))
+        assert (message(result), result.fallbacks) == (message(plain), ())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
