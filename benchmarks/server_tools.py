@@ -279,8 +279,8 @@ async def draw(decoder: SpeculativeDecoder, request: ChatRequest, num_draws: int
 
 
 def prefer(favourite: Any, counts: Counter[Any]) -> Counter[Any]:
-    """The same draws, where a fifth of what the draft does not say became what it says."""
-    faulty = Counter({value: count - count // 5 for value, count in counts.items() if value != favourite})
+    """The same draws, where a third of what the draft does not say became what it says."""
+    faulty = Counter({value: count - count // 3 for value, count in counts.items() if value != favourite})
     faulty[favourite] = counts.total() - faulty.total()
     return faulty
 

@@ -17,6 +17,7 @@ from support.probe_targets import Patient
 
 from llm_spec import (
     ChatRequest,
+    Fallback,
     Finish,
     ReferenceDraft,
     SpeculativeConfig,
@@ -301,6 +302,53 @@ async def test_events_are_those_of_the_confirmed_tokens(num_tokens: int) -> None
         assert response is not None
         assert (response.message.text, response.finish_reason) == (own.content, own.finish_reason)
         assert [made.arguments for made in response.message.tool_calls] == [made.arguments for made in own.tool_calls]
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 7))
+async def test_the_parser_goes_on_within_a_piece_of_chats(num_tokens: int) -> None:
+    """A strategy that confirms so many tokens of chat's, which tells three at once, and goes on by itself."""
+    server = MessageServer(dict(ANSWERS), tokens_per_chunk=3)
+    async with opened(server) as target:
+
+        @asynccontextmanager
+        async def run(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+            async def confirm() -> AsyncGenerator[StreamEvent]:
+                endpoint = context.target.capabilities.token_endpoint
+                assert endpoint is not None
+                await endpoint.encode_chat(context.request)
+                num_seen = 0
+                async with endpoint.stream_chat(context.request) as events:
+                    async for event in events:
+                        num_seen += len(event.token_ids or ()) if isinstance(event, TextDelta) else 0
+                        if num_seen >= 6:
+                            break
+                ids = server.encode(ANSWERS["two"])
+                yield TextDelta("", "plain", tuple(ids[:num_tokens]))
+                await asyncio.sleep(0.05)
+                yield TextDelta("", "accepted", tuple(ids[num_tokens:]))
+                yield Finish("stop")
+
+            yield confirm()
+
+        def prepare(context: StrategyContext) -> ReadyStrategy:
+            return ReadyStrategy(TextGuarantee("exact", same_text=False), lambda: run(context))
+
+        context = StrategyContext(
+            draft=ReferenceDraft("x"),
+            target=target,
+            request=ask("two"),
+            config=SpeculativeConfig(),
+            pair_stats=Patient(),
+        )
+        prepared = prepare_with_message_parser(prepare, context)
+        assert isinstance(prepared, ReadyStrategy)
+        async with prepared.run() as events:
+            given = [event async for event in events]
+        assert not [event for event in given if isinstance(event, Fallback)]
+        own = await answer_plain(target, ask("two"))
+        assert "".join(event.text for event in given if isinstance(event, TextDelta)) == own.content
+        arguments = "".join(event.arguments for event in given if isinstance(event, ToolCallDelta))
+        assert arguments == "".join(made.arguments for made in own.tool_calls)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
