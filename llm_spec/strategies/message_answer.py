@@ -355,6 +355,10 @@ class _Emitted:
             case _:
                 pass
 
+    def make_message(self) -> ParsedMessage:
+        calls = tuple(self.calls[index] for index in sorted(self.calls))
+        return ParsedMessage(self.content, self.reasoning, calls)
+
     def list_missing_events(self, message: ParsedMessage) -> list[StreamEvent] | None:
         """What is left to emit of a message; None: it does not begin with what was emitted."""
         calls = message.tool_calls
@@ -394,6 +398,7 @@ class _MessageAnswer:
         self._num_chat_tokens = 0  # confirmed ones that are chat's own, up to there
         self._next_parse_s = 0.0
         self._finish: Finish | None = None
+        self._error: Exception | None = None  # with which the strategy ended
         self._has_ended = False
         self._arrivals: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue(_READ_AHEAD)
         self._reading = asyncio.create_task(self._read_strategy(prepared))
@@ -408,6 +413,8 @@ class _MessageAnswer:
                     events += await self._parse()
                 for event in events:
                     yield event
+                if self._error is not None:
+                    raise self._error
         except _ParserError as error:
             yield Fallback(str(error), "target")
             await self.aclose()
@@ -456,8 +463,8 @@ class _MessageAnswer:
         others: list[StreamEvent] = []
         for arrival in arrivals:
             if isinstance(arrival, Exception):
-                raise arrival
-            if arrival is None or isinstance(arrival, Finish):
+                self._error, self._has_ended = arrival, True
+            elif arrival is None or isinstance(arrival, Finish):
                 self._finish, self._has_ended = arrival, True
             elif isinstance(arrival, TextDelta):
                 self._confirm_tokens(arrival)
@@ -510,7 +517,7 @@ class _MessageAnswer:
 
     def _is_parse_due(self) -> bool:
         if self._has_ended:
-            return not self._is_chats_answer()
+            return self._error is None and not self._is_chats_answer()
         return self._is_unparsed() and self._clock() >= self._next_parse_s
 
     async def _parse(self) -> list[StreamEvent]:
@@ -563,20 +570,16 @@ class _MessageAnswer:
         if not emitted.is_empty and request.sampling.temperature != 0:
             raise TransientError(f"{target.name} does not read its own answer any more: {failure}")
         again = _Emitted()
-        calls: dict[int, ToolCall] = {}
         async with target.stream(request) as events:
             async for event in events:
                 if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
                     yield event
                     continue
                 again.add_event(event)
-                calls = again.calls
-                message = ParsedMessage(again.content, again.reasoning, tuple(calls[index] for index in sorted(calls)))
-                missing = emitted.list_missing_events(message)
-                for more in missing or ():
+                for more in emitted.list_missing_events(again.make_message()) or ():
                     emitted.add_event(more)
                     yield replace(more, origin="plain") if isinstance(more, TextDelta) else more
-        if emitted.content != again.content or emitted.reasoning != again.reasoning or len(calls) != len(emitted.calls):
+        if emitted.list_missing_events(again.make_message()) != []:
             raise TargetError(f"{target.name} wrote another answer where it was to go on with one")
 
 

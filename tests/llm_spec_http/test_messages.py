@@ -175,7 +175,7 @@ async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
     """The drawn digit of an argument, whatever the draft says it is; a draft's own digit is not preferred."""
     written = call("add", '{"a": #, "b": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}')
     drafted = ReferenceDraft(written.replace("#", "2"))
-    num_drawn = 100
+    num_drawn = 40
     async with opened(MessageServer({"one": ONE, "draw": written}, token_s=0.001)) as target:
         decoder = speculate(target, strategy, drafted)
         results = [await decoder.decode(ask("draw", temperature=1.0)) for _ in range(num_drawn)]
