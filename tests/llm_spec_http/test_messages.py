@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ from llm_spec import (
 )
 from llm_spec.chat_response import ChatResponseBuilder
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 from llm_spec.strategies.message_answer import prepare_with_message_parser
 
@@ -265,40 +265,17 @@ async def test_a_chat_that_tells_several_tokens_at_once(strategy: str) -> None:
 @pytest.mark.parametrize("num_tokens", [*range(1, 20), 200])
 async def test_events_are_those_of_the_confirmed_tokens(num_tokens: int) -> None:
     """A strategy that ends after so many of chat's tokens, by a stream that knows nothing of calls."""
-    server = MessageServer(dict(ANSWERS), tokens_per_chunk=3)
-    async with opened(server) as target:
 
-        def prepare(context: StrategyContext) -> ReadyStrategy:
-            @asynccontextmanager
-            async def run() -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-                async def confirm() -> AsyncGenerator[StreamEvent]:
-                    endpoint = context.target.capabilities.token_endpoint
-                    assert endpoint is not None
-                    async with endpoint.stream_chat(context.request) as events:
-                        ids = [
-                            i async for e in events if isinstance(e, TextDelta) and e.text for i in e.token_ids or ()
-                        ]
-                    yield TextDelta("", "plain", tuple(ids[:num_tokens]))
-                    yield Finish("stop" if num_tokens >= len(ids) else "length")
+    async def confirm(endpoint: TokenEndpoint, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        ids = await read_chat_ids(endpoint, request)
+        yield TextDelta("", "plain", tuple(ids[:num_tokens]))
+        yield Finish("stop" if num_tokens >= len(ids) else "length")
 
-                yield confirm()
-
-            return ReadyStrategy(TextGuarantee("exact", same_text=False), run)
-
-        request = ask("two")
-        context = StrategyContext(
-            draft=ReferenceDraft("x"),
-            target=target,
-            request=request,
-            config=SpeculativeConfig(),
-            pair_stats=Patient(),
-        )
-        prepared = prepare_with_message_parser(prepare, context)
-        assert isinstance(prepared, ReadyStrategy)
+    async with opened(MessageServer(dict(ANSWERS), tokens_per_chunk=3)) as target:
         builder = ChatResponseBuilder()
-        async with prepared.run() as events:
-            *_, response = [builder.add_event(event) async for event in events]
-        own = await answer_plain(target, replace(request, max_tokens=num_tokens) if num_tokens < 20 else request)
+        *_, response = [builder.add_event(event) for event in await confirm_tokens(target, ask("two"), confirm)]
+        limit = num_tokens if num_tokens < 20 else None
+        own = await answer_plain(target, ask("two", max_tokens=limit))
         assert response is not None
         assert (response.message.text, response.finish_reason) == (own.content, own.finish_reason)
         assert [made.arguments for made in response.message.tool_calls] == [made.arguments for made in own.tool_calls]
@@ -308,47 +285,80 @@ async def test_events_are_those_of_the_confirmed_tokens(num_tokens: int) -> None
 async def test_the_parser_goes_on_within_a_piece_of_chats(num_tokens: int) -> None:
     """A strategy that confirms so many tokens of chat's, which tells three at once, and goes on by itself."""
     server = MessageServer(dict(ANSWERS), tokens_per_chunk=3)
+
+    async def confirm(endpoint: TokenEndpoint, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        await read_chat_ids(endpoint, request, at_least=6)
+        ids = server.encode(ANSWERS["two"])
+        yield TextDelta("", "plain", tuple(ids[:num_tokens]))
+        await asyncio.sleep(0.05)
+        yield TextDelta("", "accepted", tuple(ids[num_tokens:]))
+        yield Finish("stop")
+
     async with opened(server) as target:
-
-        @asynccontextmanager
-        async def run(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-            async def confirm() -> AsyncGenerator[StreamEvent]:
-                endpoint = context.target.capabilities.token_endpoint
-                assert endpoint is not None
-                await endpoint.encode_chat(context.request)
-                num_seen = 0
-                async with endpoint.stream_chat(context.request) as events:
-                    async for event in events:
-                        num_seen += len(event.token_ids or ()) if isinstance(event, TextDelta) else 0
-                        if num_seen >= 6:
-                            break
-                ids = server.encode(ANSWERS["two"])
-                yield TextDelta("", "plain", tuple(ids[:num_tokens]))
-                await asyncio.sleep(0.05)
-                yield TextDelta("", "accepted", tuple(ids[num_tokens:]))
-                yield Finish("stop")
-
-            yield confirm()
-
-        def prepare(context: StrategyContext) -> ReadyStrategy:
-            return ReadyStrategy(TextGuarantee("exact", same_text=False), lambda: run(context))
-
-        context = StrategyContext(
-            draft=ReferenceDraft("x"),
-            target=target,
-            request=ask("two"),
-            config=SpeculativeConfig(),
-            pair_stats=Patient(),
-        )
-        prepared = prepare_with_message_parser(prepare, context)
-        assert isinstance(prepared, ReadyStrategy)
-        async with prepared.run() as events:
-            given = [event async for event in events]
+        given = await confirm_tokens(target, ask("two"), confirm)
         assert not [event for event in given if isinstance(event, Fallback)]
         own = await answer_plain(target, ask("two"))
         assert "".join(event.text for event in given if isinstance(event, TextDelta)) == own.content
         arguments = "".join(event.arguments for event in given if isinstance(event, ToolCallDelta))
         assert arguments == "".join(made.arguments for made in own.tool_calls)
+
+
+async def test_what_was_confirmed_before_an_error_is_given() -> None:
+    async def confirm(endpoint: TokenEndpoint, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        ids = await read_chat_ids(endpoint, request)
+        yield TextDelta("", "plain", tuple(ids[:6]))
+        raise TransientError("the connection broke")
+
+    async with opened(MessageServer(dict(ANSWERS))) as target:
+        given: list[StreamEvent] = []
+        with pytest.raises(TransientError, match="broke"):
+            await confirm_tokens(target, ask("two"), confirm, given)
+        assert "".join(event.text for event in given if isinstance(event, TextDelta)) == "I read both of them,"
+
+
+Confirm = Callable[[TokenEndpoint, ChatRequest], AsyncGenerator[StreamEvent]]
+
+
+async def confirm_tokens(
+    target: HttpProvider, request: ChatRequest, confirm: Confirm, given: list[StreamEvent] | None = None
+) -> list[StreamEvent]:
+    """The events of the tokens that a strategy confirms."""
+
+    @asynccontextmanager
+    async def run(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        endpoint = context.target.capabilities.token_endpoint
+        assert endpoint is not None
+        yield confirm(endpoint, context.request)
+
+    def prepare(context: StrategyContext) -> ReadyStrategy:
+        return ReadyStrategy(TextGuarantee("exact", same_text=False), lambda: run(context))
+
+    context = StrategyContext(
+        draft=ReferenceDraft("x"),
+        target=target,
+        request=request,
+        config=SpeculativeConfig(),
+        pair_stats=Patient(),
+    )
+    prepared = prepare_with_message_parser(prepare, context)
+    assert isinstance(prepared, ReadyStrategy)
+    given = [] if given is None else given
+    async with prepared.run() as events:
+        async for event in events:
+            given.append(event)
+    return given
+
+
+async def read_chat_ids(endpoint: TokenEndpoint, request: ChatRequest, at_least: int = 10_000) -> list[int]:
+    """The tokens of chat's own stream, up to so many, without that of its end."""
+    ids: list[int] = []
+    async with endpoint.stream_chat(request) as events:
+        async for event in events:
+            if isinstance(event, TextDelta) and event.text:
+                ids += event.token_ids or ()
+            if len(ids) >= at_least:
+                break
+    return ids
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
