@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -15,6 +16,7 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
+    ToolCall,
     TransientError,
 )
 from llm_spec.contract.endpoint import Feature, MessagePart, ParsedMessage
@@ -28,6 +30,7 @@ __all__ = ["HttpMessageParser"]
 
 _MAX_LATE: Final = 0.1  # of an answer's time: by how much a trial may delay its end …
 _MIN_TRIAL_S: Final = 0.1  # … for which it has at least so long
+_DECODER: Final = json.JSONDecoder()
 _CUTS: Final = (0.3, 0.6, 0.9)  # of an answer's tokens, after which the message so far is tried
 
 
@@ -64,7 +67,9 @@ class HttpMessageParser:
         body = self._build_body(request)
         try:
             choice = await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)
-            message = _read_message(choice)
+            message = _read_message([choice])
+            if any(map(_goes_on_after_its_value, message.tool_calls)):
+                message = await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason)
         except TransientError:
             raise
         except LlmSpecError:
@@ -76,6 +81,17 @@ class HttpMessageParser:
             raise TargetError(self._client.format_error_message(what)) from error
         # vLLM's parser of streams also calls an answer that was cut "tool_calls", which its chat does not
         return message if finish_reason == "stop" else message._replace(finish_reason=finish_reason)
+
+    async def _parse_one_by_one(
+        self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
+    ) -> ParsedMessage:
+        """As chat reads it. Of a call that is broken vLLM's parsers may make something else where it comes at once."""
+        choices: list[Mapping[str, Any]] = []
+        for end in range(1, len(token_ids) + 1):
+            reason = finish_reason if end == len(token_ids) else None
+            read = token_ids[:end]
+            choices.append(await self._api.parse(self._post_json, body, prompt_ids, read, reason, num_read=end - 1))
+        return _read_message(choices)
 
     def reject(self) -> None:
         self._on_lost("message_parser")
@@ -176,10 +192,20 @@ class _ChatAnswer:
         return _make_message(cast("ChatResponse", builder.add_event(Finish("stop"))))
 
 
-def _read_message(choice: Mapping[str, Any]) -> ParsedMessage:
+def _goes_on_after_its_value(call: ToolCall) -> bool:
+    """Whether a call's arguments have more after the JSON value that they begin with."""
+    try:
+        _, end = _DECODER.raw_decode(call.arguments)
+    except ValueError:  # it is not whole
+        return False
+    return bool(call.arguments[end:].strip())
+
+
+def _read_message(choices: Sequence[Mapping[str, Any]]) -> ParsedMessage:
     reader, builder = ChunkReader(), ChatResponseBuilder()
-    for event in reader.read_chunk({"choices": [choice]}):
-        builder.add_event(event)
+    for choice in choices:
+        for event in reader.read_chunk({"choices": [choice]}):
+            builder.add_event(event)
     finish = reader.make_finish()
     message = _make_message(cast("ChatResponse", builder.add_event(finish or Finish("stop"))))
     return message._replace(finish_reason=None if finish is None else finish.finish_reason)

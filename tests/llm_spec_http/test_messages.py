@@ -54,6 +54,7 @@ ANSWERS = {
     "both": f"All of its lines, from the first to the last one, in one go: {call('read', json.dumps(list(range(80))))}",
     "text": "There is no file of that name, and there never was one; 3 < 4 and <tool is no mark.",
     "broken": BROKEN,
+    "brace too many": ONE.replace("}}", "}}}"),
     "thought": THOUGHT,
 }
 STRATEGIES = ("race", "probe", "score")

@@ -183,7 +183,7 @@ class MessageServer:
                 if reason is None and len(untold) < self.tokens_per_chunk:
                     continue
                 text = self._decode_whole_characters(written[:-1] if reason == "stop" else written)
-                message = self._read(text, body, is_whole=reason is not None)
+                message = _join(shown, self._read(text, body, is_whole=reason is not None))
                 choice = {"index": 0, "delta": _diff(shown, message), "token_ids": untold, "finish_reason": reason}
                 untold = []
                 if reason == "stop" and message.calls:
@@ -199,6 +199,9 @@ class MessageServer:
 
     def _read(self, text: str, body: dict[str, Any], *, is_whole: bool) -> ReadMessage:
         return read_message(text, is_whole=is_whole) if body.get("tools") or self.reasons else ReadMessage(text, "", ())
+
+    def _read_ids(self, token_ids: Sequence[int], body: dict[str, Any], *, is_whole: bool) -> ReadMessage:
+        return self._read(self._decode_whole_characters(token_ids), body, is_whole=is_whole)
 
     def _decode_whole_characters(self, token_ids: Sequence[int]) -> str:
         return self.decode(token_ids).rstrip("\N{REPLACEMENT CHARACTER}")
@@ -257,14 +260,19 @@ class MessageServer:
             return _refuse(self.derender_status)
         (choice,) = body["generate_chunk"]["choices"]
         reason = choice["finish_reason"]
-        text = self._decode_whole_characters(choice["token_ids"])
-        message = self._read(text, body["chat_request"], is_whole=reason is not None)
+        read_ids = body["stream_state"]["output_token_ids"]
+        shown = ReadMessage("", "", ())
+        for end in range(1, len(read_ids) + 1):
+            shown = _join(shown, self._read_ids(read_ids[:end], body["chat_request"], is_whole=False))
+        message = _join(
+            shown, self._read_ids([*read_ids, *choice["token_ids"]], body["chat_request"], is_whole=reason is not None)
+        )
         if self.corrupts:
             message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
         if self.corrupts_parts and reason is None:
             message = message._replace(calls=message.calls[:-1])
         reason = "tool_calls" if reason is not None and message.calls else reason  # as vLLM, of a cut answer, too
-        parsed = {"index": 0, "delta": _diff(ReadMessage("", "", ()), message), "finish_reason": reason}
+        parsed = {"index": 0, "delta": _diff(shown, message), "finish_reason": reason}
         return web.json_response({"chunk": {"choices": [parsed]}, "stream_state": {}})
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -303,6 +311,15 @@ def _refuse(status: int) -> web.Response:
 
 def _split_bytes(part: bytes) -> list[bytes]:
     return [part[at : at + 1] for at in range(len(part))]
+
+
+def _join(shown: ReadMessage, message: ReadMessage) -> ReadMessage:
+    """A message as a stream gives it, which takes nothing back."""
+    calls = [
+        (name, given if index >= len(shown.calls) else max(shown.calls[index][1], given, key=len))
+        for index, (name, given) in enumerate(message.calls)
+    ]
+    return message._replace(calls=tuple(calls))
 
 
 def _diff(shown: ReadMessage, message: ReadMessage) -> dict[str, Any]:

@@ -73,8 +73,13 @@ class MessageApiDialect(Protocol):
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         finish_reason: FinishReason | None,
+        *,
+        num_read: int = 0,
     ) -> Mapping[str, Any]:
-        """A choice of chat's streams that holds all of the message, and with a finish reason also chat's."""
+        """A choice of chat's streams that holds all of the message, and with a finish reason also chat's.
+
+        `num_read`: it holds what comes after so many tokens, which were read one by one.
+        """
         ...
 
     async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:

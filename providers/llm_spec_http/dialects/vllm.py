@@ -60,13 +60,17 @@ class _VllmMessageApi:
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         finish_reason: FinishReason | None,
+        *,
+        num_read: int = 0,
     ) -> Mapping[str, Any]:
-        choice = {"index": 0, "token_ids": list(token_ids), "finish_reason": finish_reason}
+        read_ids = list(token_ids[:num_read])
+        choice = {"index": 0, "token_ids": list(token_ids[num_read:]), "finish_reason": finish_reason}
         answer = await post_json(
             "chat/completions/derender",
             {
                 "stream": True,  # the parser of streams, which for a part of an answer gives a part of its message
                 "generate_chunk": {"choices": [choice]},
+                "stream_state": {"output_token_ids": read_ids, "output_chunk_lens": [1] * num_read},
                 "prompt_token_ids": list(prompt_ids),
                 "chat_request": body,
             },
