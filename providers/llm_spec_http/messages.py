@@ -91,7 +91,10 @@ class HttpMessageParser:
             reason = finish_reason if end == len(token_ids) else None
             read = token_ids[:end]
             choices.append(await self._api.parse(self._post_json, body, prompt_ids, read, reason, num_read=end - 1))
-        return _read_message(choices)
+        message = _read_message(choices)
+        if finish_reason == "stop" and message.tool_calls:  # the last of the calls' tokens came before the end
+            message = message._replace(finish_reason="tool_calls")
+        return message
 
     def reject(self) -> None:
         self._on_lost("message_parser")

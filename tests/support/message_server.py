@@ -271,7 +271,8 @@ class MessageServer:
             message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
         if self.corrupts_parts and reason is None:
             message = message._replace(calls=message.calls[:-1])
-        reason = "tool_calls" if reason is not None and message.calls else reason  # as vLLM, of a cut answer, too
+        calls_now = message.calls != shown.calls
+        reason = "tool_calls" if reason is not None and calls_now else reason  # as vLLM, of a cut answer, too
         parsed = {"index": 0, "delta": _diff(shown, message), "finish_reason": reason}
         return web.json_response({"chunk": {"choices": [parsed]}, "stream_state": {}})
 
