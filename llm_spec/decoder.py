@@ -179,7 +179,12 @@ class SpeculativeDecoder:
     def capabilities(self) -> Capabilities:
         """The target's, without direct access to its tokens: that would leave the draft out."""
         return replace(
-            self._target.capabilities, token_model=None, token_endpoint=None, token_scorer=None, whole_answers=False
+            self._target.capabilities,
+            token_model=None,
+            token_endpoint=None,
+            token_scorer=None,
+            message_parser=None,
+            whole_answers=False,
         )
 
     async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:

@@ -46,8 +46,9 @@ _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
 class ChunkReader:
     """Reads the chunks of one answer, of chat or of a plain completion; choices but the first are passed over.
 
-    With `read_token_ids` text comes with its token ids, else empty text gives no event; with `has_logprobs` it comes
-    with its log-probabilities. What the model says to refuse is text, and the answer ends with `content_filter`.
+    With `read_token_ids` text comes with its token ids, else empty text gives no event; the ids of a chunk that calls a
+    tool come after the call, with an empty text. With `has_logprobs` text comes with its log-probabilities. What the
+    model says to refuse is text, and the answer ends with `content_filter`.
     """
 
     def __init__(self, read_token_ids: ReadTokenIds | None = None, *, has_logprobs: bool = False) -> None:
@@ -87,7 +88,11 @@ class ChunkReader:
             logprobs = self._read_logprobs_of_text(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
         self._has_text = self._has_text or bool(texts)
-        return [*self._parse_reasoning_events(delta), *texts, *self._parse_tool_call_deltas(delta)]
+        calls: list[StreamEvent] = list(self._parse_tool_call_deltas(delta))
+        if calls and token_ids:  # they say that all before them is what the server made of them
+            texts = [replace(text, token_ids=None) for text in texts if isinstance(text, TextDelta) and text.text]
+            calls.append(TextDelta("", "plain", token_ids))
+        return [*self._parse_reasoning_events(delta), *texts, *calls]
 
     def _read_logprobs_of_text(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
         """Those of a piece of text, and of what came before it without any."""

@@ -121,7 +121,7 @@ TABLE: Final = (
         "chat responses messages",
         "plain",
         "own",
-        "shown by the chat template; calls are read from the text",
+        "shown by the chat template; calls are read from the text; at a server that reads its own token ids, kept",
         with_prediction=False,
     ),
     RequestFieldGroup(

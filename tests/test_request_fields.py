@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from speculating_share import needs_more_than_text, send_all
+from speculating_share import judge_at_server, needs_more_than_text, send_all
 from support.tool_models import FORMATS_BY_NAME, TOOLS, write_tool_model
 
 from llm_spec import ChatRequest
@@ -138,3 +138,20 @@ def test_other_values_do(name: str, value: Any, use: str, message: str | None) -
     refusal = find_local_field_refusal(name, value, "m")
     assert (refusal is None) == (message is None)
     assert (refusal or "").startswith(message or "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "with_ids", "with_parser"),
+    [
+        ({}, True, True),
+        ({"tools": [TOOLS[0]], "tool_choice": "auto"}, False, True),
+        ({"tools": [TOOLS[0]], "tool_choice": "required"}, False, False),
+        ({"tools": [TOOLS[0]], "stop": ["x"]}, False, False),
+        ({"response_format": {"type": "json_object"}}, False, False),
+    ],
+)
+def test_what_may_speculate_at_a_server(fields: dict[str, Any], with_ids: bool, with_parser: bool) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "q"}], **fields}
+    line = {"source": "test", "path": "/v1/chat/completions", "body": body}
+    outcomes = [judge_at_server(line, has_parser=has_parser).speculates for has_parser in (False, True)]
+    assert outcomes == [with_ids, with_parser]

@@ -23,6 +23,7 @@ from llm_spec import (
     DraftPiece,
     Finish,
     ProviderDraft,
+    ReasoningDelta,
     ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
@@ -35,6 +36,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.openai_chat import ChunkReader
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
 
@@ -467,3 +469,19 @@ def test_frames_of_text_are_no_calls() -> None:
     """The doubles' own words: a text has no call, and a call no text."""
     assert b"tool_calls" not in b"".join(text_chunks("x"))
     assert b'"content"' not in b"".join(openai_frames(CALLS))
+
+
+def test_a_chunks_token_ids_come_after_all_that_the_server_made_of_them() -> None:
+    """Whoever matches tokens with events knows at the ids that their events are whole."""
+    reader = ChunkReader(lambda choice: tuple(choice["token_ids"]))
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    called = {"delta": {"content": "so", "tool_calls": [call]}, "token_ids": [1, 2]}
+    assert reader.read_chunk({"choices": [called]}) == [
+        TextDelta("so"),
+        ToolCallDelta(0, "c", "f", "{}"),
+        TextDelta("", "plain", (1, 2)),
+    ]
+    thought = {"delta": {"reasoning": "hm"}, "token_ids": [3]}
+    assert reader.read_chunk({"choices": [thought]}) == [ReasoningDelta("hm"), TextDelta("", "plain", (3,))]
+    written = {"delta": {"content": "yes"}, "token_ids": [4]}
+    assert reader.read_chunk({"choices": [written]}) == [TextDelta("yes", "plain", (4,))]

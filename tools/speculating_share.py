@@ -1,11 +1,15 @@
-"""The share of recorded requests that a model in this process answers with speculation.
+"""The share of recorded requests that are answered with speculation: by a model in this process, or at a server.
 
     python tools/speculating_share.py BODIES.jsonl --model FOLDER
+    python tools/speculating_share.py BODIES.jsonl --server
 
 Each line of the file is `{"source": …, "path": "/v1/chat/completions", "body": {…}}`: who sent which body to where. The
 path `adapter` stands for the options of a `ChatRequest`. Every one is sent to a server of that model with the draft
 `lookup` (an adapter's to a decoder of the same), cut after a few tokens. A request counts that is answered, and by the
 strategy `tokens`. FOLDER is a model of the provider `onnx` whose chat template shows tools.
+
+With `--server` nothing is sent: a request counts that may speculate at a server that takes token ids, and at one that
+has a message parser besides.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ import aiohttp
 
 from llm_spec import ChatRequest, LlmSpecError, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.server import ModelConfig, Server, ServerConfig
+from llm_spec.server.apis import APIS
+from llm_spec.server.problems import HttpProblem
+from llm_spec.strategies.base import find_multi_call_refusal
 
 _MAX_TOKENS: Final = 4
 _MEDIA_TYPES: Final = frozenset(
@@ -75,10 +82,15 @@ async def send_all(lines: Sequence[Json], folder: Path) -> list[Outcome]:
         return outcomes
 
 
-async def _ask(decoder: SpeculativeDecoder, line: Json) -> Outcome:
+def _read_options(line: Json) -> dict[str, Any]:
     options = dict(line["body"])
     if "logit_bias" in options:  # JSON has no keys but texts
         options["logit_bias"] = {int(token_id): bias for token_id, bias in options["logit_bias"].items()}
+    return options
+
+
+async def _ask(decoder: SpeculativeDecoder, line: Json) -> Outcome:
+    options = _read_options(line)
     try:
         result = await decoder.decode(ChatRequest.create(options.pop("messages"), **options))
     except LlmSpecError as error:
@@ -95,6 +107,25 @@ async def _post(session: aiohttp.ClientSession, url: str, line: Json) -> Outcome
         )
 
 
+def judge_at_server(line: Json, *, has_parser: bool) -> Outcome:
+    """Whether a request may speculate at a server that takes token ids."""
+    try:
+        requests = _parse_as_for_server(line)
+    except (HttpProblem, LlmSpecError) as error:
+        return Outcome(speculates=False, reason=str(error))
+    refusals = [find_multi_call_refusal(request, writes_raw_text=has_parser) for request in requests]
+    refusals += ["stop beside tools" for request in requests if has_parser and request.tools and request.stop]
+    reason = next(filter(None, refusals), None)
+    return Outcome(speculates=reason is None, reason=reason or "")
+
+
+def _parse_as_for_server(line: Json) -> list[ChatRequest]:
+    if line["path"] == "adapter":
+        options = _read_options(line)
+        return [ChatRequest.create(options.pop("messages"), **options)]
+    return [parsed.request for parsed in APIS[line["path"]].parse(dict(line["body"]), "chat")]
+
+
 def describe(name: str, outcomes: Sequence[Outcome]) -> str:
     """One line of figures."""
     num_speculating = sum(outcome.speculates for outcome in outcomes)
@@ -105,10 +136,21 @@ def describe(name: str, outcomes: Sequence[Outcome]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bodies", type=Path)
-    parser.add_argument("--model", type=Path, required=True, help="a folder of the provider onnx")
+    parser.add_argument("--model", type=Path, help="a folder of the provider onnx")
+    parser.add_argument("--server", action="store_true", help="what may speculate at a server")
     arguments = parser.parse_args()
+    if (arguments.model is None) != arguments.server:
+        parser.error("give either --model or --server")
     lines = [json.loads(line) for line in arguments.bodies.read_text(encoding="utf-8").splitlines()]
-    outcomes = asyncio.run(send_all(lines, arguments.model))
+    if arguments.server:
+        for name, has_parser in (("token ids alone", False), ("with a message parser", True)):
+            print(f"-- {name}")
+            print_shares(lines, [judge_at_server(line, has_parser=has_parser) for line in lines])
+    else:
+        print_shares(lines, asyncio.run(send_all(lines, arguments.model)))
+
+
+def print_shares(lines: Sequence[Json], outcomes: Sequence[Outcome]) -> None:
     pairs = list(zip(lines, outcomes, strict=True))
     print(describe("all", outcomes))
     print(

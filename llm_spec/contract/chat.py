@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from llm_spec.chat import ApiName, ChatRequest, ChatResponse, StreamEvent
 
 if TYPE_CHECKING:
-    from llm_spec.contract.endpoint import Feature, TokenEndpoint, TokenScorer
+    from llm_spec.contract.endpoint import Feature, MessageParser, TokenEndpoint, TokenScorer
     from llm_spec.contract.local import TokenModel
 
 __all__ = [
@@ -65,6 +65,8 @@ class Capabilities:
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
     `shares_prompt_cache`: of calls that begin alike, its server reads the common beginning once.
     `whole_answers`: `complete` is a call of its own that costs less than a stream, and cancelling it ends the work.
+    `separates_reasoning`: its chat endpoint was seen to take reasoning out of an answer's text, so that only a
+    `message_parser` tells what its tokens are.
     `discoverable`: what a `Discoverable` may find its server to have. The rest no server of its kind has.
     `api`: the API that its server speaks. Fields that a client gives in the same API (`ChatMessage.native`,
     `ChatRequest.extra`) are sent unchanged.
@@ -77,11 +79,13 @@ class Capabilities:
     prediction: bool = False
     shares_prompt_cache: bool = False
     whole_answers: bool = False
+    separates_reasoning: bool = False
     discoverable: frozenset[Feature] = frozenset()
     api: ApiName = "chat"
     token_model: TokenModel | None = None
     token_endpoint: TokenEndpoint | None = None
     token_scorer: TokenScorer | None = None
+    message_parser: MessageParser | None = None
 
 
 @runtime_checkable

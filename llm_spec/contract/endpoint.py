@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from llm_spec.chat import ChatRequest, Sampling, StreamEvent
+from llm_spec.chat import ChatRequest, FinishReason, Sampling, StreamEvent, ToolCall
 
 __all__ = [
     "Discoverable",
     "EarlyEncoding",
     "Feature",
     "FeatureLossAware",
+    "MessageParser",
+    "MessagePart",
+    "ParsedMessage",
     "SampledToken",
     "TargetFeature",
     "TokenEndpoint",
@@ -91,7 +94,49 @@ class TokenScorer(Protocol):
         ...
 
 
-Feature: TypeAlias = Literal["token_endpoint", "token_scorer", "continue_prefix"]
+class ParsedMessage(NamedTuple):
+    """What a chat endpoint makes of an answer, as far as it goes; without `finish_reason` it goes on."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+MessagePart: TypeAlias = Literal["tool_calls", "reasoning"]  # what an answer may have beside text
+
+
+class MessageParser(Protocol):
+    """Makes of an answer's token ids the message that the server's own chat endpoint makes of them.
+
+    A server is not believed to: what it makes of an answer was compared with its chat's own message first.
+    """
+
+    @property
+    def parts(self) -> frozenset[MessagePart]:
+        """What answers had, beside text, in which the two were the same."""
+        ...
+
+    async def parse(
+        self,
+        request: ChatRequest,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+    ) -> ParsedMessage:
+        """The message of an answer so far, without the token that ends it; with a finish reason it is whole.
+
+        What it gives for more tokens begins with what it gave for fewer. Ids of calls are new each time. Raises
+        TargetError when the server fails, or does not do this any more, which takes the capability away.
+        """
+        ...
+
+    def reject(self) -> None:
+        """It was found to differ from the chat endpoint: the capability is taken away, until it is tried again."""
+        ...
+
+
+Feature: TypeAlias = Literal["token_endpoint", "token_scorer", "continue_prefix", "message_parser"]
 TargetFeature: TypeAlias = Feature | Literal["token_model", "prediction"]  # the others need not be discovered
 
 

@@ -13,8 +13,10 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature
 from llm_spec.deadline import Deadline
+from llm_spec.errors import InvalidRequestError
 from llm_spec.pair_stats import PairStats
 from llm_spec.request_fields import allows_prediction, prevents_multi_call_answer
+from llm_spec.tools import parse_tool_use
 
 __all__ = [
     "OpenStream",
@@ -50,7 +52,8 @@ class StrategyContext:
     Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
     measures to them. `deadline`: when the answer ends; None: it has time. `untried`: features of the target that are
     being discovered; a strategy that can begin without them, and wait for `target.discover` beside the answer, is
-    ready all the same.
+    ready all the same. `writes_raw_text`: what the strategy writes is read by a message parser afterwards
+    (`message_answer.py`), so that the request may have tools.
     """
 
     draft: DraftProvider | None
@@ -60,6 +63,7 @@ class StrategyContext:
     pair_stats: PairStats
     deadline: Deadline | None = None
     untried: frozenset[Feature] = frozenset()
+    writes_raw_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,25 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def find_multi_call_refusal(request: ChatRequest) -> str | None:
-    """Why an answer to this request cannot be put together from several calls of a server; None: it can."""
-    name = next(
-        (name for name, value in _iterate_fields_to_check(request) if prevents_multi_call_answer(name, value)), None
-    )
-    return None if name is None else f"the request sets {name}"
+def find_multi_call_refusal(request: ChatRequest, *, writes_raw_text: bool = False) -> str | None:
+    """Why an answer to this request cannot be put together from several calls of a server; None: it can.
+
+    `writes_raw_text`: somebody else reads the calls of tools in it, unless a grammar holds the server's answer to them.
+    """
+    names = (name for name, value in _iterate_fields_to_check(request) if prevents_multi_call_answer(name, value))
+    name = next((name for name in names if name != "tools" or not writes_raw_text), None)
+    if name is not None:
+        return f"the request sets {name}"
+    is_constrained = writes_raw_text and bool(request.tools) and _is_constrained_by_tools(request)
+    return "a grammar holds the answer to the request's tools" if is_constrained else None
+
+
+def _is_constrained_by_tools(request: ChatRequest) -> bool:
+    """Whether a call must be made, or tools are strict; also where they are not functions."""
+    try:
+        return parse_tool_use(request).is_constrained
+    except InvalidRequestError:
+        return True
 
 
 def find_prediction_refusal(request: ChatRequest) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from llm_spec.chat import ChatRequest
@@ -14,7 +15,8 @@ from llm_spec.planner import StrategyPlanner
 from llm_spec.resilience import wait_within
 from llm_spec.result import PlainReason
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal
-from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, find_strategy, get_strategies_by_name
+from llm_spec.strategies.message_answer import find_needed_message_parts, prepare_with_message_parser
+from llm_spec.strategies.registry import AUTO, PLAIN, Prepare, StrategyEntry, find_strategy, get_strategies_by_name
 
 __all__ = ["StrategyChoice", "choose_strategy", "has_undiscovered_needs"]
 
@@ -54,6 +56,50 @@ async def choose_strategy(
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _make_plain_choice(plan.plain_reason)
 
 
+def _load_prepare_function(strategy: StrategyEntry) -> Prepare:
+    """Its function; one that writes by token ids is read by a message parser where an answer is more than text."""
+    prepare = strategy.load_prepare_function()
+    return partial(prepare_with_message_parser, prepare) if _writes_by_ids(strategy) else prepare
+
+
+def _writes_by_ids(strategy: StrategyEntry) -> bool:
+    return strategy.discoverable_features[:1] in (("token_endpoint",), ("token_scorer",))
+
+
+def _may_read_message(strategy: StrategyEntry, context: StrategyContext) -> bool:
+    """Whether a strategy needs a message parser for a request, and its target may have one."""
+    can = context.target.capabilities
+    return (
+        _writes_by_ids(strategy)
+        and (can.message_parser is not None or "message_parser" in can.discoverable)
+        and context.draft is not None
+        and bool(find_needed_message_parts(context.request, can))
+        and find_multi_call_refusal(context.request, writes_raw_text=True) is None
+    )
+
+
+async def _find_missing_message_parser(
+    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
+) -> StrategyChoice | None:
+    """Plain, while it is not known what the target's answers are beside text, or if nobody can tell; None: it is known.
+
+    That is found out of its answers to such requests.
+    """
+    target, feature = context.target, strategy.discoverable_features[0]
+    has_tried_feature = await discovery.has_tried_or_start_trial(feature)
+    has_tried_parser = await discovery.has_tried_or_start_trial("message_parser")
+    can = target.capabilities
+    if not _has_feature(can, feature):
+        if has_tried_feature:
+            return _make_plain_choice("target", f"target {target.name} does not take token ids")
+        return _make_plain_choice("discovery")
+    if can.message_parser is not None and find_needed_message_parts(context.request, can) <= can.message_parser.parts:
+        return None
+    if can.message_parser is None and has_tried_parser:
+        return _make_plain_choice("target", f"target {target.name} has no message parser that agrees with its chat")
+    return _make_plain_choice("discovery")
+
+
 def has_undiscovered_needs(strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
     """Whether nobody knows yet whether the target has what the strategy needs."""
     features = strategy.discoverable_features
@@ -74,7 +120,11 @@ async def _prepare_named_strategy(
     strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
 ) -> ReadyStrategy | StrategyChoice:
     """The strategy, ready to run, or plain; raises UnsupportedError where it never serves such a context."""
-    prepare = strategy.load_prepare_function()
+    if _may_read_message(strategy, context):
+        plain = await _find_missing_message_parser(strategy, context, discovery)
+        if plain is not None:
+            return plain
+    prepare = _load_prepare_function(strategy)
     untried = await _find_best_untried_feature(strategy, context, discovery)
     if untried:  # a trial takes time, so the answer begins beside it if it can
         prepared = prepare(replace(context, untried=untried))
@@ -126,6 +176,16 @@ async def _choose_automatically(
     candidates = [s for s in get_strategies_by_name().values() if s.auto and s.is_local == is_local]
     if is_local:
         return _choose_local_strategy(candidates, context)
+    plain = await _find_reason_to_wait(candidates, context, planner, discovery)
+    if plain is not None:
+        return plain
+    return _choose_server_strategy(candidates, context, planner)
+
+
+async def _find_reason_to_wait(
+    candidates: list[StrategyEntry], context: StrategyContext, planner: StrategyPlanner, discovery: FeatureDiscovery
+) -> StrategyChoice | None:
+    """Plain, while a server's strategies cannot be compared; None: they can."""
     if _has_sampling_seed(context.request):
         return _make_plain_choice("seed")
     if not planner.baseline.is_measured:
@@ -133,7 +193,8 @@ async def _choose_automatically(
     features: set[Feature] = {feature for strategy in candidates for feature in strategy.discoverable_features[:1]}
     if not all([await discovery.has_tried_or_start_trial(feature) for feature in features]):
         return _make_plain_choice("discovery")
-    return _choose_server_strategy(candidates, context, planner)
+    reading = next((strategy for strategy in candidates if _may_read_message(strategy, context)), None)
+    return None if reading is None else await _find_missing_message_parser(reading, context, discovery)
 
 
 def _choose_local_strategy(candidates: list[StrategyEntry], context: StrategyContext) -> StrategyChoice:
@@ -170,7 +231,7 @@ def _make_plain_choice(reason: PlainReason, detail: str | None = None) -> Strate
 
 def _prepare_if_exact(strategy: StrategyEntry, context: StrategyContext) -> ReadyStrategy | Refusal:
     """The same for `auto`, which wants the target's own tokens besides."""
-    prepared = strategy.load_prepare_function()(context)
+    prepared = _load_prepare_function(strategy)(context)
     if isinstance(prepared, ReadyStrategy) and prepared.text_guarantee.guarantee != "exact":
         name = context.target.name
         return Refusal(f"target {name} gives no token ids, so that the text would be exact-text; choose it by name")
@@ -192,6 +253,7 @@ def _has_feature(can: Capabilities, feature: Feature) -> bool:
         "token_endpoint": can.token_endpoint is not None,
         "token_scorer": can.token_scorer is not None,
         "continue_prefix": can.continue_prefix,
+        "message_parser": can.message_parser is not None,
     }
     return has[feature]
 

@@ -60,7 +60,7 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     endpoint = find_token_endpoint(context)
     if endpoint is None and not can.continue_prefix:
         return Refusal(f"target {name} can neither continue token ids nor an assistant's text")
-    refusal = find_multi_call_refusal(context.request)
+    refusal = find_multi_call_refusal(context.request, writes_raw_text=context.writes_raw_text)
     if refusal is not None:
         return Refusal(refusal)
     guarantee: Guarantee = "exact-text" if endpoint is None else "exact"

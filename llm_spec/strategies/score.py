@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
@@ -21,6 +22,7 @@ from llm_spec.tokens.seed import draw_random_seed
 
 __all__ = ["prepare_or_refuse"]
 
+_CONTROL_TOKEN: Final = re.compile(r"[<\[]\S*[>\]]")  # the texts of tokens that may end an answer
 _FORCING_LOGIT_BIAS: Final = 100.0  # a bias that no other token outweighs
 _MIN_TOP_TOKENS: Final = 2  # so that a server which reports nothing but the given tokens is found out
 
@@ -37,7 +39,9 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     if found is None:
         return Refusal(f"target {context.target.name} does not score given tokens")
     endpoint, scorer = found
-    refusal = find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
+    refusal = find_multi_call_refusal(request, writes_raw_text=context.writes_raw_text) or _find_sampling_refusal(
+        request.sampling, scorer.max_top
+    )
     if refusal is not None:
         return Refusal(refusal)
     return ReadyStrategy(
@@ -95,8 +99,12 @@ def _make_verify_by_scores(endpoint: TokenEndpoint, scorer: TokenScorer, samplin
         _check_scored_rows(rows, num_rows, top)
         picked = [_pick_target_token(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
         differs = (n for n, drafted_id in enumerate(drafted_ids) if picked[n] != drafted_id)
-        last = next(differs, len(drafted_ids))  # what was drafted is text, and no end
+        last = next(differs, len(drafted_ids))
         tokens = [SampledToken(token_id, await endpoint.decode([token_id])) for token_id in picked]
+        for n, token in enumerate(tokens[:last]):  # a draft that copies a prompt may have the end's own text
+            if _CONTROL_TOKEN.fullmatch(token.text) and await is_end_token(token.token_id, context_ids):
+                last = n
+                break
         if await is_end_token(picked[last], context_ids):
             tokens[last] = SampledToken(picked[last], "", is_end=True)
         return tokens

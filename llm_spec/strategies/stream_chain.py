@@ -89,7 +89,8 @@ class StreamChain:
             self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
             return
         stream.append_delta(delta, num_new)
-        self._follow_or_leave_draft(stream, num_new)
+        # what ends an answer comes without a text: it is no place to arrive at, whatever the draft says after it
+        self._follow_or_leave_draft(stream, num_new, may_arrive=bool(delta.text))
         self._emit_confirmed_text()
 
     def record_stream_end(
@@ -190,9 +191,11 @@ class StreamChain:
         self._close(skipped)
         del self.streams[at]
 
-    def _follow_or_leave_draft(self, stream: RaceStream, num_new: int) -> None:
+    def _follow_or_leave_draft(self, stream: RaceStream, num_new: int, *, may_arrive: bool) -> None:
         if not self._matches_draft(stream, num_new):
             self._handle_departure_from_draft(stream)
+        elif not may_arrive:
+            return
         elif stream.end is not None and stream.has_reached_next_stream(greedy=self._greedy):
             self._hand_over_to_next_stream(stream)
         elif stream.has_overshot_next_stream():

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec import Capabilities, ChatRequest, LlmSpecError, Sampling, StreamEvent, TextDelta
-from llm_spec.contract.endpoint import Feature
+from llm_spec import Capabilities, ChatRequest, LlmSpecError, ReasoningDelta, Sampling, StreamEvent, TextDelta
+from llm_spec.contract.endpoint import Feature, MessagePart
+from llm_spec.errors import TransientError
 from llm_spec.provider_kit import now
+from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
 from llm_spec_http.trial_pace import TrialPace
 
@@ -59,6 +61,9 @@ class _ServerFindings:
     endpoint: _FeatureFinding = field(default_factory=_FeatureFinding)
     scorer: _FeatureFinding = field(default_factory=_FeatureFinding)
     continuation: _FeatureFinding = field(default_factory=_FeatureFinding)
+    messages: _FeatureFinding = field(default_factory=_FeatureFinding)
+    message_parts: frozenset[MessagePart] = frozenset()  # in which the parser of messages agreed with chat
+    separates_reasoning: bool = False
     pace: TrialPace = field(default_factory=TrialPace)
     requested: set[Feature] = field(default_factory=set["Feature"])  # of token ids, that somebody wants to know
 
@@ -95,28 +100,41 @@ class ServerFeatures:
         tokens: HttpTokenEndpoint | None,
         check_continuation: Check,
         *,
+        messages: HttpMessageParser | None = None,
         server: Hashable | None = None,
     ) -> None:
         self._findings = findings = _get_shared_findings(server)
         self.pace = findings.pace
         self._tokens = tokens
-        self._token_id_trial = None if tokens is None else _TokenIdTrial(tokens, self.pace)
-        self._known = replace(known, discoverable=_list_discoverable_features(known, tokens))
+        self._token_id_trial = (
+            None if tokens is None else _TokenIdTrial(tokens, self.pace, lambda: findings.separates_reasoning)
+        )
+        self._messages = messages
+        self._known = replace(known, discoverable=_list_discoverable_features(known, tokens, messages))
         self._check_continuation = check_continuation
         self._endpoint, self._scorer = _FeatureProbe(findings.endpoint), _FeatureProbe(findings.scorer)
         self._continuation = _FeatureProbe(findings.continuation)
+        self._message_parser = _FeatureProbe(findings.messages)
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
+        if tokens is not None:
+            tokens.note_reasoning = self.note_reasoning
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can do, as far as is known now."""
-        findings = (self._endpoint.is_supported, self._scorer.is_supported, self._continuation.is_missing)
+        has_tokens, has_messages = self._endpoint.is_supported, self._message_parser.is_supported
+        is_reasoning = self._findings.separates_reasoning
+        findings = (has_tokens, self._scorer.is_supported, self._continuation.is_missing, has_messages, is_reasoning)
+        if self._messages is not None:
+            self._messages.parts = self._findings.message_parts
         if findings not in self._capabilities_by_findings:
             self._capabilities_by_findings[findings] = replace(
                 self._known,
                 token_endpoint=self._tokens if self._endpoint.is_supported else None,
                 token_scorer=self._tokens if self._scorer.is_supported else None,
                 continue_prefix=self._known.continue_prefix and not self._continuation.is_missing,
+                message_parser=self._messages if has_tokens and has_messages else None,
+                separates_reasoning=is_reasoning,
             )
         return self._capabilities_by_findings[findings]
 
@@ -127,9 +145,61 @@ class ServerFeatures:
         if requests_trial:
             self._findings.requested.add("token_endpoint")
         probes: dict[Feature, _FeatureProbe] = {"token_endpoint": self._endpoint, "token_scorer": self._scorer}
-        requested = [probes[feature] for feature in self._findings.requested]
+        requested = [probe for feature, probe in probes.items() if feature in self._findings.requested]
         is_settled = self._endpoint.is_missing or all(probe.is_supported or probe.is_missing for probe in requested)
         return opened if is_settled else self.pace.watch(opened)
+
+    def try_messages_on_answer(
+        self, request: ChatRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]] | None:
+        """A request's answer from chat, on which the parser of messages is tried; None: nobody wants to know, or can.
+
+        Only of requests that nothing holds to a form is it known what both should make of an answer.
+        """
+        findings, tokens, messages = self._findings, self._tokens, self._messages
+        if tokens is None or messages is None or "message_parser" not in findings.requested:
+            return None
+        may_have: dict[MessagePart, bool] = {
+            "tool_calls": bool(request.tools),
+            "reasoning": findings.separates_reasoning,
+        }
+        is_wanted = any(may_have.values())
+        is_known_or_due = self._message_parser.is_supported or self._message_parser.is_due
+        is_untried = any(may_have[part] and part not in findings.message_parts for part in may_have)
+        is_due = is_untried and is_known_or_due
+        is_free = request.tool_choice in (None, "auto") and not any(map(_is_strict, request.tools))
+        has_more = request.stop or request.response_format or request.top_logprobs is not None or request.extra
+        if not (is_wanted and is_due and is_free and self._endpoint.is_supported) or has_more or request.raw:
+            return None
+        return self._try_messages(request, tokens, messages)
+
+    @asynccontextmanager
+    async def _try_messages(
+        self, request: ChatRequest, tokens: HttpTokenEndpoint, messages: HttpMessageParser
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with (
+            tokens.stream_chat(request) as events,
+            aclosing(messages.try_on_answer(request, events, self._note_message_trial)) as tried,
+        ):
+            yield tried
+
+    def _note_message_trial(self, parts: frozenset[MessagePart] | None) -> None:
+        if parts is None:
+            self.mark_feature_lost("message_parser")
+        elif parts:
+            self._findings.message_parts |= parts
+            self._message_parser.mark_supported()
+
+    def note_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        """Chat's stream; whether the server takes reasoning out of it is found out, where that matters."""
+        return events if self._messages is None or self._findings.separates_reasoning else self._watch_reasoning(events)
+
+    async def _watch_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(events):
+            async for event in events:
+                if type(event) is ReasoningDelta:
+                    self._findings.separates_reasoning = True
+                yield event
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
@@ -147,7 +217,11 @@ class ServerFeatures:
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
         tokens, trial = self._tokens, self._token_id_trial
-        if feature == "continue_prefix":
+        if feature == "message_parser":
+            self._findings.requested.add(feature)
+            if self._messages is not None and not self._message_parser.is_supported and self._message_parser.is_due:
+                raise TransientError("the server's parser of messages is tried on the next answer that calls a tool")
+        elif feature == "continue_prefix":
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
@@ -161,6 +235,9 @@ class ServerFeatures:
         """A call has shown that a feature is not there any more."""
         if feature == "continue_prefix":
             self._continuation.mark_missing()
+        elif feature == "message_parser":
+            self._findings.message_parts = frozenset()
+            self._message_parser.mark_missing()
         elif feature == "token_scorer" and self._scorer.is_supported:
             self._scorer.mark_missing()
         elif feature == "token_endpoint" and self._endpoint.is_supported:
@@ -190,6 +267,11 @@ class _FeatureProbe:
         """Whether it was tried, and was not there."""
         return self._finding.found_at_s is not None and not self._finding.is_supported
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be tried: it is not known, or was missing a while ago."""
+        return self._is_probe_due()
+
     async def aclose(self) -> None:
         """End the trial of this event loop; keep what is found out from now on to oneself."""
         self._finding = replace(self._finding, trial=None)
@@ -218,6 +300,10 @@ class _FeatureProbe:
             trial.num_waiting -= 1
             if not trial.num_waiting:
                 await self._cancel_trial(loop, trial)
+
+    def mark_supported(self) -> None:
+        """It is there, as something else than a trial of its own has shown."""
+        self._set_finding(is_supported=True)
 
     def mark_missing(self) -> None:
         """It is not there, or not any more."""
@@ -266,12 +352,21 @@ class _FeatureProbe:
         await asyncio.gather(trial.task, return_exceptions=True)  # what it raised, its callers have heard
 
 
-def _list_discoverable_features(known: Capabilities, tokens: HttpTokenEndpoint | None) -> frozenset[Feature]:
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool's calls are to be held to its schema."""
+    function: object = tool.get("function")
+    return isinstance(function, Mapping) and bool(cast("Mapping[str, Any]", function).get("strict"))
+
+
+def _list_discoverable_features(
+    known: Capabilities, tokens: HttpTokenEndpoint | None, messages: HttpMessageParser | None
+) -> frozenset[Feature]:
     """What a server of this kind may turn out to have."""
     features: dict[Feature, bool] = {
         "token_endpoint": tokens is not None,
         "token_scorer": tokens is not None and tokens.max_top > 0,
         "continue_prefix": known.continue_prefix,
+        "message_parser": messages is not None,
     }
     return frozenset(feature for feature, is_possible in features.items() if is_possible)
 
@@ -307,8 +402,9 @@ class _TokenIdTrial:
     What a call gave is kept: a trial that was left goes on where it was.
     """
 
-    def __init__(self, tokens: HttpTokenEndpoint, pace: TrialPace) -> None:
+    def __init__(self, tokens: HttpTokenEndpoint, pace: TrialPace, may_separate_reasoning: Callable[[], bool]) -> None:
         self._tokens = tokens
+        self._may_separate_reasoning = may_separate_reasoning
         self._pace = pace
         self._cached_results: dict[str, Any] = {}
 
@@ -329,13 +425,15 @@ class _TokenIdTrial:
         )
         if has_good_batch is False:
             return False
-        chat, continued = await self._call_cached_at_pace(
+        (chat_text, chat_ids), (text, ids) = await self._call_cached_at_pace(
             "conversation's answers",
             2 * len(prompt_ids),
             lambda: _answer_both_ways(tokens, prompt_ids, request, is_at_once=self._pace.has_seen_room),
         )
-        if chat != continued or has_good_batch:
-            return chat == continued
+        # of reasoning the server's chat gives the text apart
+        is_same = chat_ids == ids and (chat_text == text or self._may_separate_reasoning())
+        if not is_same or has_good_batch:
+            return is_same
         ends = [prompt_ids[: len(prompt_ids) - cut] for cut in range(3)]
         has_good_batch = await self._call_cached_at_pace(
             "ends", 6 * len(prompt_ids), lambda: _check_batch(tokens, ends)

@@ -28,6 +28,7 @@ from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS, ServerDialect
 from llm_spec_http.discovery import ServerFeatures
+from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
 
 __all__ = ["HttpProvider"]
@@ -69,7 +70,13 @@ class HttpProvider:
             reuses_connections=dialect.reuses_connections,
             session=session,
         )
-        api = dialect.token_api
+        api, message_api = dialect.token_api, dialect.message_api
+        tokens = None if api is None else HttpTokenEndpoint(self._client, model, dialect, api, self.mark_feature_lost)
+        messages = None
+        if tokens is not None and message_api is not None:
+            messages = HttpMessageParser(
+                self._client, model, dialect, message_api, tokens=tokens, on_lost=self.mark_feature_lost
+            )
         self._features = ServerFeatures(
             Capabilities(
                 tools=True,
@@ -79,8 +86,9 @@ class HttpProvider:
                 shares_prompt_cache=dialect.shares_prompt_cache,
                 whole_answers=dialect.stops_when_reader_leaves,
             ),
-            None if api is None else HttpTokenEndpoint(self._client, model, dialect, api, self.mark_feature_lost),
+            tokens,
             lambda: ContinuationTest(self.name, self._stream_answer).can_continue(),
+            messages=messages,
             # a session may lead anywhere, whatever the address is
             server=None if session is not None else (address.rstrip("/"), dialect.name, model, hash(key)),
         )
@@ -90,15 +98,16 @@ class HttpProvider:
         return self._features.capabilities
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return self._features.pace_trial_by_stream(self._stream_answer(request))
+        opened = self._features.try_messages_on_answer(request) or self._stream_answer(request)
+        return self._features.pace_trial_by_stream(opened)
 
     @asynccontextmanager
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with await self._post_request(request) as response:
             repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
             events = read_http_answer_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
-            async with aclosing(events):
-                yield events
+            async with aclosing(self._features.note_reasoning(events)) as noted:
+                yield noted
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         tokens = self._features.get_untried_token_endpoint()

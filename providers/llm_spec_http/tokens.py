@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import aiohttp
 
@@ -33,6 +33,7 @@ from llm_spec_http.dialects.base import Body, ServerDialect, TokenApiDialect, re
 __all__ = ["HttpTokenEndpoint"]
 
 T = TypeVar("T")
+_WatchEvents: TypeAlias = Callable[[AsyncGenerator[StreamEvent]], AsyncGenerator[StreamEvent]]
 
 # Tokenizers cut between a word and a space that another word follows, whatever else they do: such stretches can be
 # encoded by themselves and remembered, so that redrafted words need no round trip.
@@ -53,6 +54,7 @@ class HttpTokenEndpoint:
         on_lost: Callable[[Feature], None],
     ) -> None:
         self.context_length: int | None = None
+        self.note_reasoning: _WatchEvents = _pass_on  # by whoever wants to know that chat takes reasoning out of a text
         self.max_top = api.max_top
         self._client = client
         self._model = model
@@ -217,8 +219,13 @@ class HttpTokenEndpoint:
         self, response: aiohttp.ClientResponse, repeated: str, read_token_ids: ReadTokenIds
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         answer = read_http_answer_events(self._client, response, repeated=repeated, read_token_ids=read_token_ids)
-        async with response, aclosing(answer):
-            yield answer
+        async with response, aclosing(self.note_reasoning(answer)) as noted:
+            yield noted
+
+
+def _pass_on(events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    """Nobody wants to know."""
+    return events
 
 
 def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[TopTokens]:

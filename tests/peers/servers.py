@@ -27,14 +27,18 @@ _TAIL = 3000  # characters of a server's output to show when it does not become 
 
 
 @contextmanager
-def serve_vllm(model: Path, name: str, folder: Path) -> Iterator[str]:
-    """The address, ending in /v1, of a vLLM for a Hugging Face folder; its output goes to a file in `folder`."""
+def serve_vllm(model: Path, name: str, folder: Path, *options: str) -> Iterator[str]:
+    """The address, ending in /v1, of a vLLM for a Hugging Face folder; its output goes to a file in `folder`.
+
+    `options`: of `vllm serve`, beside those that all have.
+    """
     program = _installed("vllm", "bin/vllm")
     port = _free_port()
     command = [
         *(str(program), "serve", str(model), "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", str(_CONTEXT), "--max-num-seqs", str(_NUM_SLOTS)),
         *("--block-size", "32", "--enable-prefix-caching", "--enable-prompt-tokens-details", "--enforce-eager"),
+        *options,
     ]
     environment = {
         "DO_NOT_TRACK": "1",

@@ -258,6 +258,22 @@ async def test_other_tokens_for_the_same_text_are_a_difference() -> None:
     assert race.shown == "a b"
 
 
+async def test_an_end_is_no_place_to_arrive_at() -> None:
+    """The draft has the text of the token that ends answers, and goes on after it; the target does not."""
+    race = Race(by_ids=True)
+    race.chain.extend_expected_text("a b <end> c")
+    end_id = 70001
+    child = race.begin("a b <end>")
+    race.root.set_expected_ids([*ids("a b"), end_id])
+    race.write(child, " c")
+    race.write(race.root, "a", " b")
+    race.chain.add_delta(race.root, TextDelta("", token_ids=(end_id,)))
+    race.chain.record_stream_end(race.root, Finish("stop"))
+    assert race.shown == "a b"
+    assert race.closed == [child]
+    assert race.chain.finish == Finish("stop")
+
+
 @BOTH
 async def test_a_stream_that_fails_takes_those_behind_it_along(by_ids: bool) -> None:
     """The one before it goes on, and is expected to write what they were."""

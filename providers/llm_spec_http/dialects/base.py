@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 from llm_spec import SampledToken
+from llm_spec.provider_kit import FinishReason
 
 __all__ = [
     "Body",
     "Continuation",
+    "MessageApiDialect",
     "PostJson",
     "ServerDialect",
     "TokenApiDialect",
@@ -58,6 +60,33 @@ class TokenApiDialect(Protocol):
         ...
 
 
+class MessageApiDialect(Protocol):
+    """How to ask a kind of server what message its chat endpoint makes of token ids; as `TokenApiDialect`.
+
+    `body`: a chat request, in the dialect's fields.
+    """
+
+    async def parse(
+        self,
+        post_json: PostJson,
+        body: Body,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+        *,
+        num_read: int = 0,
+    ) -> Mapping[str, Any]:
+        """A choice of chat's streams that holds all of the message, and with a finish reason also chat's.
+
+        `num_read`: it holds what comes after so many tokens, which were read one by one.
+        """
+        ...
+
+    async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:
+        """The prompt's ids, and whether something holds the server's answer to a form."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerDialect:
     """One kind of server.
@@ -65,7 +94,8 @@ class ServerDialect:
     base_url: where it listens by default; None: it must be said. key_variable: the environment variable that its
     vendor documents for the key. continuation: changes a request's body so that the answer continues the given
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
-    whether it takes predicted outputs. token_api: how to call it with token ids; None: it cannot. sampling_names: its
+    whether it takes predicted outputs. token_api: how to call it with token ids; None: it cannot. message_api: how to
+    have it read the message of an answer's ids; None: it cannot. sampling_names: its
     own names for fields of `Sampling`, where they differ. reuses_connections: whether it keeps the connections that it
     says it keeps. shares_prompt_cache: whether calls that begin alike share what was read of their prompts, unless it
     was started otherwise. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has
@@ -80,6 +110,7 @@ class ServerDialect:
     repeats_prefix: bool = False
     prediction: bool = False
     token_api: TokenApiDialect | None = None
+    message_api: MessageApiDialect | None = None
     sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
     reuses_connections: bool = True
     shares_prompt_cache: bool = False

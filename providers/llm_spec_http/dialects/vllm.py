@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from llm_spec import SampledToken
-from llm_spec.provider_kit import parse_finish_reason
+from llm_spec.provider_kit import FinishReason, parse_finish_reason
 from llm_spec_http.dialects.base import Body, PostJson, ServerDialect, make_continuation, read_choices_in_order
 
 __all__ = ["VLLM"]
@@ -32,7 +32,7 @@ class _VllmTokenApi:
         return str((await post_json("/detokenize", {"tokens": list(token_ids)}))["prompt"])
 
     async def encode_chat(self, post_json: PostJson, body: Body) -> tuple[list[int], int | None]:
-        fields = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        fields = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         answer = await post_json("/tokenize", {name: body[name] for name in fields if name in body})
         return list(answer["tokens"]), answer.get("max_model_len")
 
@@ -50,6 +50,39 @@ class _VllmTokenApi:
         return None if ids is None else tuple(ids)
 
 
+class _VllmMessageApi:
+    """`/v1/chat/completions/render` and `/derender`, which a server has that was started with `--enable-scale-out`."""
+
+    async def parse(
+        self,
+        post_json: PostJson,
+        body: Body,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+        *,
+        num_read: int = 0,
+    ) -> Mapping[str, Any]:
+        read_ids = list(token_ids[:num_read])
+        choice = {"index": 0, "token_ids": list(token_ids[num_read:]), "finish_reason": finish_reason}
+        answer = await post_json(
+            "chat/completions/derender",
+            {
+                "stream": True,  # the parser of streams, which for a part of an answer gives a part of its message
+                "generate_chunk": {"choices": [choice]},
+                "stream_state": {"output_token_ids": read_ids, "output_chunk_lens": [1] * num_read},
+                "prompt_token_ids": list(prompt_ids),
+                "chat_request": body,
+            },
+        )
+        (parsed,) = answer["chunk"]["choices"]
+        return cast("Mapping[str, Any]", parsed)
+
+    async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:
+        answer = await post_json("chat/completions/render", body)
+        return list(answer["token_ids"]), bool(answer["sampling_params"].get("structured_outputs"))
+
+
 def _parse_sampled_token(choice: Mapping[str, Any]) -> SampledToken:
     if not choice.get("token_ids"):
         raise ValueError("no id of the token that it sampled")
@@ -64,6 +97,7 @@ VLLM: Final = ServerDialect(
     key_variable="VLLM_API_KEY",
     continuation=make_continuation(fields={"continue_final_message": True, "add_generation_prompt": False}),
     token_api=_VllmTokenApi(),
+    message_api=_VllmMessageApi(),
     shares_prompt_cache=True,
     stops_when_reader_leaves=True,
 )

@@ -1,0 +1,223 @@
+"""HttpMessageParser: a server that reads token ids as its chat endpoint does, tried on that endpoint's own answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from llm_spec import (
+    ChatRequest,
+    ChatResponse,
+    Finish,
+    LlmSpecError,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+    ToolCall,
+    TransientError,
+)
+from llm_spec.contract.endpoint import Feature, MessagePart, ParsedMessage
+from llm_spec.provider_kit import ChatResponseBuilder, ChunkReader, FinishReason, now
+from llm_spec_http.client import HttpClient
+from llm_spec_http.convert import build_request_body
+from llm_spec_http.dialects.base import Body, MessageApiDialect, ServerDialect
+from llm_spec_http.tokens import HttpTokenEndpoint
+
+__all__ = ["HttpMessageParser"]
+
+_MAX_LATE: Final = 0.1  # of an answer's time: by how much a trial may delay its end …
+_MIN_TRIAL_S: Final = 0.1  # … for which it has at least so long
+_DECODER: Final = json.JSONDecoder()
+_CUTS: Final = (0.3, 0.6, 0.9)  # of an answer's tokens, after which the message so far is tried
+
+
+class HttpMessageParser:
+    """A `MessageParser`. `parts` is what was found, and shared by all that use the server; `on_lost` as elsewhere."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        model: str,
+        dialect: ServerDialect,
+        api: MessageApiDialect,
+        *,
+        tokens: HttpTokenEndpoint,
+        on_lost: Callable[[Feature], None],
+    ) -> None:
+        self.parts: frozenset[MessagePart] = frozenset()
+        self._client = client
+        self._model = model
+        self._dialect = dialect
+        self._api = api
+        self._tokens = tokens
+        self._on_lost = on_lost
+
+    async def parse(
+        self,
+        request: ChatRequest,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+    ) -> ParsedMessage:
+        if not token_ids:
+            return ParsedMessage(finish_reason=finish_reason)
+        body = self._build_body(request)
+        try:
+            choice = await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)
+            message = _read_message([choice])
+            if any(map(_goes_on_after_its_value, message.tool_calls)):
+                message = await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason)
+        except TransientError:
+            raise
+        except LlmSpecError:
+            self.reject()
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            self.reject()
+            what = f"answered in another form ({type(error).__name__}: {error})"
+            raise TargetError(self._client.format_error_message(what)) from error
+        # vLLM's parser of streams also calls an answer that was cut "tool_calls", which its chat does not
+        return message if finish_reason == "stop" else message._replace(finish_reason=finish_reason)
+
+    async def _parse_one_by_one(
+        self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
+    ) -> ParsedMessage:
+        """As chat reads it. Of a call that is broken vLLM's parsers may make something else where it comes at once."""
+        choices: list[Mapping[str, Any]] = []
+        for end in range(1, len(token_ids) + 1):
+            reason = finish_reason if end == len(token_ids) else None
+            read = token_ids[:end]
+            choices.append(await self._api.parse(self._post_json, body, prompt_ids, read, reason, num_read=end - 1))
+        message = _read_message(choices)
+        if finish_reason == "stop" and message.tool_calls:  # the last of the calls' tokens came before the end
+            message = message._replace(finish_reason="tool_calls")
+        return message
+
+    def reject(self) -> None:
+        self._on_lost("message_parser")
+
+    async def try_on_answer(
+        self,
+        request: ChatRequest,
+        events: AsyncIterator[StreamEvent],
+        on_tried: Callable[[frozenset[MessagePart] | None], None],
+    ) -> AsyncGenerator[StreamEvent]:
+        """Chat's own stream, with its token ids, without them; at its end the parser is tried on all of it.
+
+        `on_tried` is told what the answer had beside text, and both read alike; None: they do not agree.
+        """
+        began_s, builder, answer = now(), ChatResponseBuilder(), _ChatAnswer()
+        async for event in events:
+            token_ids = event.token_ids if isinstance(event, TextDelta) else None
+            shown = replace(event, token_ids=None) if isinstance(event, TextDelta) else event
+            response = builder.add_event(shown)
+            if response is None:
+                answer.add(shown, token_ids)
+            elif answer.has_all_ids:
+                try:
+                    async with asyncio.timeout(max(_MIN_TRIAL_S, _MAX_LATE * (now() - began_s))):
+                        on_tried(await self._try_on_message(request, answer, response))
+                except (TimeoutError, TransientError):
+                    pass  # the next answer may tell
+                except LlmSpecError:
+                    on_tried(None)
+            if not isinstance(shown, TextDelta) or shown.text:
+                yield shown
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _try_on_message(
+        self, request: ChatRequest, answer: _ChatAnswer, response: ChatResponse
+    ) -> frozenset[MessagePart] | None:
+        """What an answer has beside text that the parser reads as chat did, all along; None: it does not."""
+        own = _make_message(response)._replace(finish_reason=response.finish_reason)
+        names: dict[MessagePart, bool] = {"tool_calls": bool(own.tool_calls), "reasoning": bool(own.reasoning)}
+        parts: frozenset[MessagePart] = frozenset(name for name, is_there in names.items() if is_there)
+        if not parts:
+            return parts
+        try:
+            prompt_ids, is_constrained = await self._api.render(self._post_json, self._build_body(request))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TargetError(self._client.format_error_message(f"renders in another form ({error})")) from error
+        if is_constrained or prompt_ids != await self._tokens.encode_chat(request):
+            return None
+        is_cut = response.finish_reason == "length"
+        written = answer.token_ids if is_cut else answer.token_ids[:-1]  # without the token that ends it
+        if _strip_ids(await self.parse(request, prompt_ids, written, "length" if is_cut else "stop")) != _strip_ids(
+            own
+        ):
+            return None
+        for num_tokens, message in answer.list_beginnings():
+            if _strip_ids(await self.parse(request, prompt_ids, written[:num_tokens], None)) != _strip_ids(message):
+                return None
+        return parts
+
+    def _build_body(self, request: ChatRequest) -> Body:
+        return build_request_body(request, self._model, self._dialect, stream=False)
+
+    async def _post_json(self, path: str, body: Body) -> Any:
+        return await self._client.post_json(path, {"model": self._model, **body})
+
+
+class _ChatAnswer:
+    """An answer as it came from chat: what it made of the first tokens, at a few places."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._events: list[tuple[int, StreamEvent]] = []  # with the number of tokens that there were then
+        self._undated: list[StreamEvent] = []  # made of tokens whose ids come next
+
+    @property
+    def has_all_ids(self) -> bool:
+        return bool(self.token_ids) and not self._undated
+
+    def add(self, event: StreamEvent, token_ids: Sequence[int] | None) -> None:
+        self._undated.append(event)
+        if token_ids is not None:
+            self.token_ids += token_ids
+            self._events += [(len(self.token_ids), event) for event in self._undated]
+            self._undated.clear()
+
+    def list_beginnings(self) -> list[tuple[int, ParsedMessage]]:
+        """After so many tokens chat had made this of them."""
+        ends = [end for end, _ in self._events]
+        chosen = {ends[int(cut * len(ends))] for cut in _CUTS} - {0, len(self.token_ids)}
+        return [(end, self._join(end)) for end in sorted(chosen)]
+
+    def _join(self, num_tokens: int) -> ParsedMessage:
+        builder = ChatResponseBuilder()
+        for end, event in self._events:
+            if end <= num_tokens:
+                builder.add_event(event)
+        return _make_message(cast("ChatResponse", builder.add_event(Finish("stop"))))
+
+
+def _goes_on_after_its_value(call: ToolCall) -> bool:
+    """Whether a call's arguments have more after the JSON value that they begin with."""
+    try:
+        _, end = _DECODER.raw_decode(call.arguments)
+    except ValueError:  # it is not whole
+        return False
+    return bool(call.arguments[end:].strip())
+
+
+def _read_message(choices: Sequence[Mapping[str, Any]]) -> ParsedMessage:
+    reader, builder = ChunkReader(), ChatResponseBuilder()
+    for choice in choices:
+        for event in reader.read_chunk({"choices": [choice]}):
+            builder.add_event(event)
+    finish = reader.make_finish()
+    message = _make_message(cast("ChatResponse", builder.add_event(finish or Finish("stop"))))
+    return message._replace(finish_reason=None if finish is None else finish.finish_reason)
+
+
+def _make_message(response: ChatResponse) -> ParsedMessage:
+    return ParsedMessage(response.message.text, response.reasoning, response.message.tool_calls)
+
+
+def _strip_ids(message: ParsedMessage) -> ParsedMessage:
+    """A message without the ids of its calls, which are made up."""
+    return message._replace(tool_calls=tuple(replace(call, id="") for call in message.tool_calls))

@@ -1,0 +1,89 @@
+"""Requests with tools at a real vLLM: the message is its chat endpoint's own, with `--enable-scale-out` and without.
+
+They need a chat model that calls tools in Hermes' form; `LLM_SPEC_PEER_CHAT_MODEL` names its Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm_spec_http import DIALECTS, HttpProvider
+from peers.servers import serve_vllm
+from support.probe_targets import Patient
+from tool_requests import make_tool_requests
+
+from llm_spec import PromptLookup, Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec.config import StrategyName
+
+pytestmark = pytest.mark.peers
+
+TEMPLATE = Path(__file__).parents[2] / "benchmarks" / "hermes_template.jinja"
+OPTIONS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", str(TEMPLATE))
+REQUESTS = [
+    replace(made.request, prediction=None, sampling=Sampling(temperature=0.0)) for made in make_tool_requests(40)[:16]
+]
+
+
+@pytest.fixture(scope="module")
+def chat_model() -> Path:
+    folder = os.environ.get("LLM_SPEC_PEER_CHAT_MODEL")
+    if not folder:
+        pytest.skip("peers: no chat model is named; set LLM_SPEC_PEER_CHAT_MODEL")
+    return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def vllm_with_parser(chat_model: Path, peers_folder: Path) -> Iterator[str]:
+    with serve_vllm(chat_model, "chat", peers_folder, *OPTIONS, "--enable-scale-out") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def vllm_without_parser(chat_model: Path, peers_folder: Path) -> Iterator[str]:
+    with serve_vllm(chat_model, "chat", peers_folder, *OPTIONS) as url:
+        yield url
+
+
+def message(result: SpeculativeResult) -> tuple[Any, ...]:
+    calls = tuple((made.name, made.arguments) for made in result.tool_calls)
+    return result.content, result.reasoning, calls, result.finish_reason
+
+
+async def answer_all(target: HttpProvider, strategy: StrategyName) -> list[SpeculativeResult]:
+    decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy=strategy, stream_always=True))
+    decoder._planner.pair_stats = Patient()
+    return [await decoder.decode(request) for request in REQUESTS]
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe", "score"])
+async def test_vllm_calls_what_it_calls_alone(vllm_with_parser: str, strategy: StrategyName) -> None:
+    target = HttpProvider("chat", base_url=vllm_with_parser, dialect=DIALECTS["vllm"])
+    try:
+        await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
+        plain = await answer_all(target, "plain")
+        speculated = await answer_all(target, strategy)
+        assert [message(result) for result in speculated] == [message(result) for result in plain]
+        assert sum(bool(result.tool_calls) for result in plain) >= 4
+        assert sum(result.strategy == strategy for result in speculated) >= len(REQUESTS) // 2
+        assert sum(result.stats.num_accepted_draft_tokens for result in speculated) > 0
+    finally:
+        await target.aclose()
+
+
+async def test_a_vllm_without_the_endpoint_stays_plain(vllm_without_parser: str) -> None:
+    target = HttpProvider("chat", base_url=vllm_without_parser, dialect=DIALECTS["vllm"])
+    try:
+        await target.discover("token_endpoint")
+        plain = await answer_all(target, "plain")
+        speculated = await answer_all(target, "race")
+        assert [message(result) for result in speculated] == [message(result) for result in plain]
+        assert {result.strategy for result in speculated} == {"plain"}
+        assert speculated[-1].plain_reason == "target"
+        assert not any(result.fallbacks for result in speculated)
+    finally:
+        await target.aclose()
