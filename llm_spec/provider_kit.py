@@ -29,6 +29,7 @@ Server features
 Local models
 - `ChatTemplate`: messages to the text of a prompt (needs the package jinja2).
 - `FolderTokenizer`: the tokenizer and chat template of a model folder (needs the packages tokenizers and jinja2).
+- `MessageFormat`, `ReasoningMarks`, `list_format_marks`: how a model writes calls and reasoning, and the marks in that.
 - `find_file`, `read_json`: files of a model folder, with errors that name them.
 - `prefill_prompt`: reads a prompt into a session, piece by piece.
 - `supports_response_format`: whether a tokenizer can serve `ChatRequest.response_format`.
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.grammar import supports_response_format
     from llm_spec.json_text import dumps, loads
+    from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
     from llm_spec.model_folder.chat_template import ChatTemplate
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
@@ -81,9 +83,11 @@ __all__ = [
     "ContinuationTest",
     "FinishReason",
     "FolderTokenizer",
+    "MessageFormat",
     "NoisePurpose",
     "PerLoopResource",
     "ReadTokenIds",
+    "ReasoningMarks",
     "SingleLoopGuard",
     "StoppedBy",
     "build_logprob_fields",
@@ -93,6 +97,7 @@ __all__ = [
     "get_session_headers",
     "has_finish_reason",
     "is_greedy",
+    "list_format_marks",
     "loads",
     "make_status_error",
     "mask_secrets",
@@ -116,6 +121,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.grammar": "supports_response_format",
     "llm_spec.json_text": "dumps loads",
+    "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",
     "llm_spec.model_folder.chat_template": "ChatTemplate",
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",

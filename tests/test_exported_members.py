@@ -67,8 +67,8 @@ def test_the_public_names_are_these() -> None:
         StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport TextDelta
         TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
         TokenRound TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
-        UnknownProviderError UnsupportedError Usage __version__ complete_from_stream generate_events open_draft
-        open_provider register_strategy registered_providers stream_token_model
+        UnknownProviderError UnsupportedError Usage VocabularyTokenizer __version__ complete_from_stream generate_events
+        open_draft open_provider register_strategy registered_providers stream_token_model
     """
     assert sorted(llm_spec.__all__) == sorted(expected.split())
 

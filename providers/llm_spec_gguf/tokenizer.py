@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
-from llm_spec.provider_kit import ChatTemplate
+from llm_spec.provider_kit import ChatTemplate, MessageFormat, ReasoningMarks, list_format_marks
 from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]

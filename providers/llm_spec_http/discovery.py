@@ -14,9 +14,17 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec import Capabilities, ChatRequest, LlmSpecError, ReasoningDelta, Sampling, StreamEvent, TextDelta
+from llm_spec import (
+    Capabilities,
+    ChatRequest,
+    LlmSpecError,
+    ReasoningDelta,
+    Sampling,
+    StreamEvent,
+    TextDelta,
+    TransientError,
+)
 from llm_spec.contract.endpoint import Feature, MessagePart
-from llm_spec.errors import TransientError
 from llm_spec.provider_kit import now
 from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
