@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -139,26 +139,43 @@ LONG = ChatRequest.create(PROMPTS[0], max_tokens=1900, temperature=0.0, extra={"
 
 async def test_leaving_stops_the_server(target: Peer) -> None:
     """A server whose reader has gone stops writing."""
-    before = await target.num_written()
-    async with aclosing(target.open()) as provider, provider.stream(LONG) as events:
-        await anext(events)
-    await wait_until_idle(target)
-    assert await target.num_written() - before < 1900
+
+    async def leave_stream() -> None:
+        async with aclosing(target.open()) as provider, provider.stream(LONG) as events:
+            await anext(events)
+
+    await check_server_stops(target, leave_stream)
 
 
 async def test_leaving_a_whole_answer_stops_the_server(target: Peer) -> None:
     """A server that would write a whole answer to its end (llama-server) is asked for a stream."""
-    before = await target.num_written()
-    async with aclosing(target.open()) as provider:
-        task = asyncio.create_task(provider.complete(LONG))
-        while not await target.num_running():
-            assert not task.done()
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    await wait_until_idle(target)
-    assert await target.num_written() - before < 1900
+
+    async def leave_whole_answer() -> None:
+        async with aclosing(target.open()) as provider:
+            task = asyncio.create_task(provider.complete(LONG))
+            while not await target.num_running():
+                if task.done():
+                    break
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()  # raises what went wrong
+
+    await check_server_stops(target, leave_whole_answer)
+
+
+async def check_server_stops(target: Peer, leave: Callable[[], Awaitable[None]]) -> None:
+    """On a busy machine a small model may have come to its end before it hears of anything: then once more."""
+    written: list[float] = []
+    for _ in range(3):
+        before = await target.num_written()
+        await leave()
+        await wait_until_idle(target)
+        written.append(await target.num_written() - before)
+        if written[-1] < 1900:
+            return
+    pytest.fail(f"it wrote all of its answers after its reader had gone: {written} tokens")
 
 
 async def wait_until_idle(target: Peer) -> None:
