@@ -201,14 +201,14 @@ def summarize(costs: StreamCosts, decoders: Sequence[Sequence[Answer]]) -> Repor
         return len(answers) / sum(1 / answer.ratio for answer in answers)
 
     answers = [answer for decoder in decoders for answer in decoder]
-    told = [answer.reported_speedup / answer.ratio for answer in answers if answer.reported_speedup is not None]
+    reported = [answer.reported_speedup / answer.ratio for answer in answers if answer.reported_speedup is not None]
     return Report(
         costs=costs,
         total=total_ratio(answers),
         first_ten=min(total_ratio(decoder[:NUM_FIRST]) for decoder in decoders),
         worst=min(answer.ratio for answer in answers),
         by_kind={kind: statistics.median(a.ratio for a in answers if a.kind == kind) for kind in dict.fromkeys(KINDS)},
-        says=statistics.fmean(told) if told else 1.0,
+        says=statistics.fmean(reported) if reported else 1.0,
     )
 
 

@@ -51,7 +51,7 @@ from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER
 __all__ = ["find_needed_message_parts", "prepare_with_message_parser"]
 
 _READ_AHEAD: Final = 256  # events of a strategy that may wait
-_PAUSE_PER_PARSE: Final = 8.0  # of a parser's own time that passes before it is asked again
+_PAUSE_PER_PARSE: Final = 8.0  # of a parser's own time that passes before it is called again
 _CONTROL_TOKEN: Final = re.compile(r"[<\[]\S*[>\]]")  # may end an answer: then it has no text
 _UNKNOWN_TEXT: Final = "?"
 _MESSAGE_EVENTS: Final = (TextDelta, ReasoningDelta, ReasoningDetail, ToolCallDelta)
@@ -113,7 +113,7 @@ class _ChatRun:
         self.prompt_ids: asyncio.Future[list[int]] | None = None
         self.token_ids: list[int] = []
         self.events: list[tuple[int, StreamEvent]] = []
-        self.ends: list[int] = [0]  # numbers of tokens after which chat has told what it made of them
+        self.ends: list[int] = [0]  # numbers of tokens after which chat has given what it made of them
         self.finish: Finish | None = None
         self.end_ids: set[int] = set()  # tokens that ended a stream
         self.endpoint = raw_endpoint = _RawEndpoint(endpoint, self)
@@ -223,7 +223,7 @@ class _RawEndpoint:
 async def _write_raw_text(
     endpoint: TokenEndpoint, events: AsyncIterator[StreamEvent], run: _ChatRun, *, is_chat: bool
 ) -> AsyncGenerator[StreamEvent]:
-    """The tokens of a stream with their own text, whatever the server made of them; `run` is told that of chat's."""
+    """The tokens of a stream with their own text, whatever the server made of them; `run` gets that of chat's."""
     raw_text = _RawText(endpoint)
     made: list[StreamEvent] = []  # of the tokens whose ids come next
     async for event in events:

@@ -272,13 +272,13 @@ class StreamScheduler:
 
     def _find_worthwhile_segment(self, segment: int, num_before: int) -> int | None:
         """The shortest segment from `segment` on that pays for its stream; None: there is none."""
+        survival = self._estimate_survival(num_before + segment)
         for length in range(segment, max(segment, _MAX_SEGMENT) + 1):
-            num_right = num_before + length
-            survival = self._estimate_survival(num_right)
             if survival < _MIN_SURVIVAL:
                 return None
-            if self._stats.is_worthwhile(survival * length, num_right):
+            if self._stats.is_worthwhile(survival * length, num_before + length):
                 return length
+            survival *= self._pair_stats.runs.estimate_rate(self._chain.run_length + num_before + length)
         return None
 
     def _may_be_late_by_opening(self, now_s: float) -> bool:
@@ -349,14 +349,14 @@ class StreamScheduler:
         step_s = self._pair_stats.target_token_s
         is_trial = self._num_extra > self._stats.num_extra and self._num_tokens_since_change >= _TRIAL_TOKENS
         has_room = self._late_s <= _MAX_TRIAL_LOSS * step_s
-        is_refuted = is_trial and not has_room and not self._opening
         if (
-            is_refuted
-            and self._find_worthwhile_segment(_MIN_SEGMENT, math.ceil(self._estimate_lead_tokens())) is not None
-        ):
-            has_room, is_refuted = True, False  # it is late by what it costs to open streams, which pays
+            is_trial and not has_room and not self._opening
+        ):  # it may be late by what opening streams costs, and that pays
+            lead = math.ceil(self._estimate_lead_tokens())
+            has_room = self._find_worthwhile_segment(_MIN_SEGMENT, lead) is not None
         if is_trial and has_room:
             self._stats.num_extra = self._num_extra
+        is_refuted = is_trial and not has_room and not self._opening
         if is_refuted or self._late_s > max(self._estimate_allowance(now_s), _MAX_LATE * step_s):
             self._stats.num_extra = 0
             self._resume_at = self._num_tokens + self._pause_tokens

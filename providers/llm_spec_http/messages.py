@@ -107,7 +107,7 @@ class HttpMessageParser:
     ) -> AsyncGenerator[StreamEvent]:
         """Chat's own stream, with its token ids, without them; at its end the parser is tried on all of it.
 
-        `on_tried` is told what the answer had beside text, and both read alike; None: they do not agree.
+        `on_tried` gets what the answer had beside text, where both read it alike; None: they do not agree.
         """
         began_s, builder, answer = now(), ChatResponseBuilder(), _ChatAnswer()
         async for event in events:

@@ -219,6 +219,36 @@ def test_streams_that_cost_time_are_opened_as_far_as_the_answer_may_be_late() ->
 
 
 @pytest.mark.parametrize("is_free", [False, True])
+def test_streams_that_cost_time_are_not_opened_where_nothing_more_may_be_lost(*, is_free: bool) -> None:
+    """However good the draft is; streams that are free are."""
+
+    async def check() -> None:
+        pair_stats = known_pair(num_extra=11)
+        pair_stats.runs.add_right_tokens(0, 500)
+        pair_stats.streams.add_opening(1, 0.0 if is_free else 1.0)
+        pair_stats.rows.add_lost_time(100.0)
+        answer = Answer(pair_stats)
+        answer.draft()
+        await answer.write(*WORDS[:5])
+        assert bool(answer.open_all()) == is_free
+
+    run_virtual(check())
+
+
+def test_an_opening_counts_in_full() -> None:
+    """It takes longer than what passes for a hiccup of a stream beside others that have begun."""
+
+    async def check() -> None:
+        pair_stats = known_pair()
+        pair_stats.rows.add_answer_time(1000.0)
+        answer = Answer(pair_stats)
+        await open_one_that_makes_late(answer, 6.0)
+        assert answer.pair_stats.streams.opening_cost == pytest.approx(6.0)
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("is_free", [False, True])
 def test_before_the_first_token_only_streams_that_cost_nothing_are_opened(*, is_free: bool) -> None:
     """Nobody could tell how late the first token is by the others."""
 
