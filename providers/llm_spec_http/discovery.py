@@ -428,16 +428,22 @@ class _TokenIdTrial:
         word_ids = await self._call_cached("word ids", lambda: tokens.encode(_WORDS))
         if await self._call_cached("round trip", lambda: _round_trip_test_text(tokens)) != _ROUND_TRIP_TEXT:
             return False
-        has_good_batch = await self._call_cached_at_pace(
-            "words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]])
-        )
-        if has_good_batch is False:
-            return False
-        (chat_text, chat_ids), (text, ids) = await self._call_cached_at_pace(
-            "conversation's answers",
-            2 * len(prompt_ids),
-            lambda: _answer_both_ways(tokens, prompt_ids, request, is_at_once=self._pace.has_seen_room),
-        )
+        async with asyncio.TaskGroup() as group:  # the second one follows when there is room beside the first
+            batch = group.create_task(
+                self._call_cached_at_pace("words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]]))
+            )
+            answers = group.create_task(
+                self._call_cached_at_pace(
+                    "conversation's answers",
+                    2 * len(prompt_ids),
+                    lambda: _answer_both_ways(tokens, prompt_ids, request, is_at_once=self._pace.has_seen_room),
+                )
+            )
+            has_good_batch = await batch
+            if has_good_batch is False:
+                answers.cancel()
+                return False
+        (chat_text, chat_ids), (text, ids) = answers.result()
         # of reasoning the server's chat gives the text apart
         is_same = chat_ids == ids and (chat_text == text or self._may_separate_reasoning())
         if not is_same or has_good_batch:

@@ -2,7 +2,8 @@
 
 A server without room to spare writes nothing of an answer while it reads the prompt of another call. How late an answer
 is after a call tells what the next one would cost: that one waits until an answer has taken so long that it does not
-matter, or until there is none.
+matter, or until there is none. Where an answer goes on in time while a call is under way, the next one need not wait
+for what the first one gives.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _MAX_LATE: Final = 0.12  # of an answer's time so far: what calls may hold it up
 _CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt: vLLM does, for seconds
 _MIN_IDLE_S: Final = 1.0  # without an answer, until none is expected soon
 _MIN_EVENTS: Final = 5  # of an answer, to tell its pace from
+_ROOM_SHARE: Final = 1 / 3  # of the wait for an answer's first token, after which a call would have made it late …
+_LATE_TOLERANCE: Final = 0.1  # … by a greater share of the time since than this
 _MAX_WAIT_S: Final = 1.0
 _MAX_SILENCE_S: Final = 10.0  # after which nobody waits for an answer: its reader may have stopped reading
 
@@ -35,11 +38,12 @@ class TrialPace:
         self._answers: list[_WatchedAnswer] = []
         self._ended_s = -math.inf  # when the last answer did
         self._late_per_token_s: float | None = None  # after the last call, for each token that it read
+        self._calls: list[_CallBesideAnswer] = []  # that are under way
 
     @property
     def has_seen_room(self) -> bool:
-        """Whether the last call beside an answer did not make it late."""
-        return self._late_per_token_s == 0.0
+        """Whether a call that is under way does not make an answer late, or, if there is none, the last one did not."""
+        return any(call.has_room for call in self._calls) if self._calls else self._late_per_token_s == 0.0
 
     @asynccontextmanager
     async def watch(
@@ -59,14 +63,20 @@ class TrialPace:
     async def run_call(self, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives that reads so many tokens; raises what it raises, and TimeoutError after 60 s."""
         answer = await self._wait_for_room(num_tokens)
-        last_event_s, num_events_before = (0.0, 0) if answer is None else (answer.last_s, answer.num_events)
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
-            result = await call()
-        if answer is not None:
-            late_s = await answer.measure_delay_s(last_event_s, num_events_before)
-            self._late_per_token_s = late_s / num_tokens
-            for each in self._list_active_answers():  # what makes one late makes all late
-                each.late_s += late_s
+        if answer is None:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                return await call()
+        beside = _CallBesideAnswer(answer)
+        self._calls.append(beside)
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                result = await call()
+            late_s = await beside.measure_delay_s()
+        finally:
+            self._calls.remove(beside)
+        self._late_per_token_s = late_s / num_tokens
+        for each in self._list_active_answers():  # what makes one late makes all late
+            each.late_s += late_s
         return result
 
     async def run_call_in_idle_time(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -85,7 +95,7 @@ class TrialPace:
     async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
         """Wait until a call may be made; the answer that it is made beside, or None."""
         while (answer := self._find_latest_active_answer()) is not None:
-            if answer.num_events >= _MIN_EVENTS:
+            if answer.num_events >= _MIN_EVENTS and (self.has_seen_room or not self._calls):
                 late_s = answer.late_s + num_tokens * (self._late_per_token_s or 0.0)
                 if late_s <= _MAX_LATE * (now() - answer.opened_s):
                     break
@@ -135,16 +145,46 @@ class _WatchedAnswer:
             async with asyncio.timeout(_MAX_WAIT_S):
                 await self._changed.wait()
 
-    async def measure_delay_s(self, last_event_s: float, num_events_before: int) -> float:
-        """How late it is through a call that was made after its event of a number, which had come at `last_event_s`."""
-        step_s = (self.last_s - self._first_s - self.late_s) / max(1, self.num_events - 1)
-        ended_s, num_seen = now(), self.num_events
-        if ended_s - last_event_s <= (num_seen - num_events_before + 1) * step_s:
+    @property
+    def step_s(self) -> float:
+        """Seconds from one event to the next, without what calls beside it cost."""
+        return (self.last_s - self._first_s - self.late_s) / max(1, self.num_events - 1)
+
+    @property
+    def first_wait_s(self) -> float:
+        """Seconds until its first event."""
+        return self._first_s - self.opened_s
+
+    @property
+    def ended_s(self) -> float | None:
+        """When it ended; None: it goes on."""
+        return None if self._is_open else self._closed_s
+
+
+class _CallBesideAnswer:
+    """A call that is made now beside an answer, and how late that is by it."""
+
+    def __init__(self, answer: _WatchedAnswer) -> None:
+        self._answer = answer
+        self._last_s, self._num_events, self._step_s = answer.last_s, answer.num_events, answer.step_s
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the answer has gone on in time for long enough to tell that the call does not hold it up."""
+        answer = self._answer
+        num_new, seconds = answer.num_events - self._num_events, answer.last_s - self._last_s
+        is_long_enough = num_new >= _MIN_EVENTS and seconds >= _ROOM_SHARE * answer.first_wait_s
+        return is_long_enough and seconds <= (1.0 + _LATE_TOLERANCE) * num_new * self._step_s
+
+    async def measure_delay_s(self) -> float:
+        """How late the answer is by the call, which has ended now."""
+        answer, ended_s, num_seen = self._answer, now(), self._answer.num_events
+        if ended_s - self._last_s <= (num_seen - self._num_events + 1) * self._step_s:
             return 0.0  # not even its next event is due
-        while self._is_open and self.num_events == num_seen and now() - ended_s < _MAX_SILENCE_S:
-            await self.wait_for_event()
-        if not self._is_open:  # no more than one event was due when it ended
-            return max(0.0, self._closed_s - last_event_s - (self.num_events - num_events_before + 1) * step_s)
-        if self.num_events == num_seen:  # its reader has stopped
-            return ended_s - last_event_s
-        return max(0.0, self.last_s - last_event_s - (self.num_events - num_events_before) * step_s)
+        while answer.ended_s is None and answer.num_events == num_seen and now() - ended_s < _MAX_SILENCE_S:
+            await answer.wait_for_event()
+        if answer.ended_s is not None:  # no more than one event was due when it ended
+            return max(0.0, answer.ended_s - self._last_s - (answer.num_events - self._num_events + 1) * self._step_s)
+        if answer.num_events == num_seen:  # its reader has stopped
+            return ended_s - self._last_s
+        return max(0.0, answer.last_s - self._last_s - (answer.num_events - self._num_events) * self._step_s)

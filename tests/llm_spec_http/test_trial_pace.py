@@ -120,6 +120,62 @@ def test_where_a_server_has_room_calls_follow_one_another() -> None:
     run_virtual(run())
 
 
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_call_waits_for_the_one_before_it_until_that_has_shown_room(*, has_room: bool) -> None:
+    """Where the answer goes on in time beside the first call, the second one begins five events later."""
+
+    async def run() -> None:
+        server, pace = Server(200, 0.02, has_room=has_room), TrialPace()
+        has_seen_room = list[bool]()
+
+        async def call(num_tokens: int) -> None:
+            async def read() -> None:
+                has_seen_room.append(pace.has_seen_room)
+                await server.read(num_tokens)
+
+            await pace.run_call(num_tokens, read)
+
+        async with pace.watch(server.open_answer()) as events, asyncio.TaskGroup() as group:
+            group.create_task(call(20))
+            group.create_task(call(10))
+            async for _ in events:
+                pass
+        first, second = sorted(server.calls)
+        assert first == pytest.approx((5 * STEP_S, 5 * STEP_S + 0.4))
+        assert has_seen_room == [False, has_room]
+        if has_room:
+            assert second[0] == pytest.approx(10 * STEP_S)
+        else:
+            assert second[0] > first[1] + STEP_S
+
+    run_virtual(run())
+
+
+def test_room_is_not_taken_for_granted_before_a_slow_server_could_be_late() -> None:
+    """An answer whose first token took long is watched for a third of that time."""
+
+    async def run() -> None:
+        server, pace, clock = Server(200, 0.05, has_room=True), TrialPace(), asyncio.get_running_loop().time
+
+        @asynccontextmanager
+        async def open_answer_late() -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+            await asyncio.sleep(0.6)
+            async with server.open_answer() as events:
+                yield events
+
+        began_s = clock()
+        async with pace.watch(open_answer_late()) as events, asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(pace.run_call(10, lambda: server.read(10)))
+            async for _ in events:
+                pass
+        (first_s, _), (second_s, _) = server.calls
+        assert first_s - began_s == pytest.approx(0.6 + 5 * STEP_S)
+        assert second_s - first_s == pytest.approx(11 * STEP_S)  # the first event after a third of 0.62 s
+
+    run_virtual(run())
+
+
 @pytest.mark.parametrize(("num_tokens", "is_tried"), [(40, False), (200, True), (400, True)])
 def test_where_it_has_none_no_answer_is_held_up_for_long(num_tokens: int, *, is_tried: bool) -> None:
     """Of every answer at most an eighth, and what the first call took, whose cost nobody knew."""
