@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import count_prompt_characters
 from llm_spec.chat import (
+    ChatRequest,
     Fallback,
     Finish,
     GuaranteeWeakened,
@@ -136,7 +137,7 @@ class _ServerRounds:
         self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
-            request,
+            _make_draft_request(request),
             max_tokens=config.max_draft_tokens,
             timeout_s=config.draft_timeout_s,
             changed=self._changed.set,
@@ -604,3 +605,13 @@ class _ServerRounds:
         except LlmSpecError:
             request = replace(self._request, sampling=sampling, max_tokens=1)
             return await sample_one_token_by_stream(self._endpoint, context_ids, request)
+
+
+def _make_draft_request(request: ChatRequest) -> ChatRequest:
+    """What the draft is asked: its likeliest tokens, which a sample of the target equals more often than its samples.
+
+    A temperature that is left to the server stays so: some models take none.
+    """
+    if not request.sampling.temperature:
+        return request
+    return replace(request, sampling=replace(request.sampling, temperature=0.0))

@@ -219,6 +219,28 @@ def test_a_sampled_batch_carries_no_seed() -> None:
     assert max(map(len, target.lengths)) > 1
 
 
+class RecordingDraft(LikelyDraft):
+    """Keeps the sampling that it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samplings: list[Sampling] = []
+
+    def draft(self, request: ChatRequest, max_tokens: int) -> Any:
+        self.samplings.append(request.sampling)
+        return super().draft(request, max_tokens)
+
+
+@pytest.mark.parametrize(("temperature", "drafted"), [(0.8, 0.0), (0.0, 0.0), (None, None)])
+def test_a_draft_is_asked_for_its_likeliest_tokens(temperature: float | None, drafted: float | None) -> None:
+    """The target's samples equal them more often than its samples; the target's own temperature is left alone."""
+    target, draft = MarkovTarget(call_s=0.01), RecordingDraft()
+    request = ChatRequest.create("tell", temperature=temperature, top_p=0.9, max_tokens=40)
+    run_virtual(sampled_text(target, request, draft))
+    assert {(s.temperature, s.top_p) for s in draft.samplings} == {(drafted, 0.9)}
+    assert {(s.temperature, s.top_p) for s in target.samplings} == {(temperature, 0.9)}
+
+
 def test_at_temperature_0_a_seed_is_dropped() -> None:
     """Nothing is drawn: the rounds stay batches, without it."""
     target = TokenTarget(bytewise(WORDS))
