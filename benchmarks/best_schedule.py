@@ -237,14 +237,16 @@ class _Draft:
         yield DraftPiece("", finish_reason="stop")
 
 
-class _Target(SimulatedTarget):
+class Target(SimulatedTarget):
+    """Its prompts are encoded at once."""
+
     async def encode_chat(self, request: ChatRequest) -> list[int]:
         return [1, *await self.encode(request.prefix)]
 
 
-async def measure_package(costs: Costs) -> float:
-    """Tokens a second of the answers that are judged."""
-    target = _Target(
+def make_target(costs: Costs) -> Target:
+    """One that writes `WORDS`."""
+    return Target(
         "".join(f" {word}" for word in WORDS),
         by_ids=True,
         round_trip_s=costs.trip_ms / 1000,
@@ -252,7 +254,11 @@ async def measure_package(costs: Costs) -> float:
         token_s=costs.step_ms / 1000,
         row_s=costs.row_ms / 1000,
     )
-    draft = _Draft(costs)
+
+
+async def measure_package(costs: Costs) -> float:
+    """Tokens a second of the answers that are judged."""
+    target, draft = make_target(costs), _Draft(costs)
     config = SpeculativeConfig(strategy="probe", max_concurrent_streams=costs.places)
     async with SpeculativeDecoder(draft, target, config) as decoder:
         clock = asyncio.get_running_loop().time

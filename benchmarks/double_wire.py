@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, cast
 
 from double_model import (
@@ -18,6 +18,7 @@ from double_model import (
     Context,
     Model,
     Sampling,
+    Step,
     decode,
     encode,
     encode_chat,
@@ -53,12 +54,15 @@ class CompletionOptions:
     names_are_ids: bool = False
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any], *, is_chat: bool, takes_ids: bool) -> CompletionOptions:
+    def parse(
+        cls, body: Mapping[str, Any], *, is_chat: bool, takes_ids: bool, chat_logprobs: bool = False
+    ) -> CompletionOptions:
         """Read a body; raises InvalidRequestError for what the double does not do."""
         unsupported = [name for name in _UNSUPPORTED if body.get(name)]
-        if unsupported or body.get("n", 1) != 1 or (is_chat and body.get("logprobs")):
+        if unsupported or body.get("n", 1) != 1 or (is_chat and body.get("logprobs") and not chat_logprobs):
             raise InvalidRequestError(f"this server does not do {', '.join(unsupported) or 'n > 1, or chat logprobs'}")
-        echo, num_logprobs = bool(body.get("echo")), None if is_chat else body.get("logprobs")
+        num_chat_logprobs = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+        echo, num_logprobs = bool(body.get("echo")), num_chat_logprobs if is_chat else body.get("logprobs")
         num_prompt_logprobs = body.get("prompt_logprobs", num_logprobs if echo else None)
         if max(num_logprobs or 0, num_prompt_logprobs or 0) > MAX_LOGPROBS:
             raise InvalidRequestError(f"Requested logprobs greater than max allowed: {MAX_LOGPROBS}")
@@ -118,6 +122,7 @@ class Piece:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     stop_reason: str | None = None
+    likeliest: tuple[Candidate, ...] = ()
 
 
 @dataclass(slots=True)
@@ -127,7 +132,7 @@ class Row:
     index: int
     prompt_ids: list[int]
     options: CompletionOptions
-    next_ids: Iterator[int]
+    next_steps: Iterator[Step]
     written_ids: list[int] = field(default_factory=list[int])
     text: str = ""
     num_shown: int = 0  # characters
@@ -139,10 +144,10 @@ class Row:
 
     def step(self) -> Piece:
         """Write one token."""
-        token_id = next(self.next_ids)
+        token_id, likeliest = next(self.next_steps)
         self.written_ids.append(token_id)
         self.text += "" if token_id == END_ID else decode((token_id,))
-        piece = self._show((token_id,), *self._find_end())
+        piece = replace(self._show((token_id,), *self._find_end()), likeliest=likeliest)
         self.pieces.append(piece)
         return piece
 
@@ -215,7 +220,8 @@ class ChatFormat(AnswerFormat):
         return [chunk | ({"prompt_token_ids": row.prompt_ids} if options.has_token_ids else {})]
 
     def make_chunk(self, row: Row, piece: Piece, options: CompletionOptions) -> dict[str, Any]:
-        choice = {"index": row.index, "delta": {"content": piece.text}, "logprobs": None}
+        logprobs = None if options.num_logprobs is None else _make_chat_logprobs(piece, options.num_logprobs)
+        choice = {"index": row.index, "delta": {"content": piece.text}, "logprobs": logprobs}
         return self._wrap([choice | _make_ending(piece, options)], is_chunk=True)
 
     def make_whole(self, rows: Sequence[Row], options: CompletionOptions, num_cached: int) -> dict[str, Any]:
@@ -313,6 +319,20 @@ def _make_entry(token_id: int, candidates: Sequence[Candidate] | None, num_top: 
             "decoded_token": decode((c.token_id,)),
         }
         for c in shown
+    }
+
+
+def _make_chat_logprobs(piece: Piece, num_top: int) -> dict[str, Any]:
+    """`logprobs` of a chunk of chat, which is one token."""
+
+    def tell(candidate: Candidate) -> dict[str, Any]:
+        text = decode((candidate.token_id,))
+        return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode())}
+
+    return {
+        "content": [
+            tell(first) | {"top_logprobs": [*map(tell, piece.likeliest[:num_top])]} for first in piece.likeliest[:1]
+        ]
     }
 
 

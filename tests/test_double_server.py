@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from llm_spec import (
+    ChatRequest,
+    DraftPiece,
+    DraftProvider,
     LlmProvider,
     Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
+    open_draft,
     open_provider,
 )
 from llm_spec.contract.endpoint import Discoverable
@@ -75,6 +79,30 @@ async def test_strategies_give_the_text_of_plain(url: str, draft_url: str, strat
     plain = await answer(url, None, "plain")
     assert len(plain.split()) == NUM_TOKENS
     assert await answer(url, draft_url, strategy) == plain
+
+
+async def test_a_draft_tells_second_choices_as_often_right_as_it_says(url: str) -> None:
+    """By the log-probabilities of chat; where it has none to tell, the draft is the same without."""
+    with start_double("--agreement=0.5", "--second-choices=1.0") as telling, start_double("--agreement=0.5") as other:
+        plain = await answer(url, None, "plain")
+        assert await answer(url, telling, "probe") == plain
+        request = ChatRequest.create(PROMPT, temperature=0.0, top_logprobs=2)
+        drafts = [open_draft(f"vllm:double@{address}") for address in (telling, other)]
+        told, untold = [await read_pieces(draft, request) for draft in drafts]
+        for draft in drafts:
+            await draft.aclose()
+    assert [piece.text for piece in told] == [piece.text for piece in untold]
+    assert not any(piece.second for piece in untold)
+    at = next(at for at, piece in enumerate(told) if not plain.startswith("".join(p.text for p in told[: at + 1])))
+    second = told[at].second
+    assert second is not None
+    assert plain.startswith("".join(piece.text for piece in told[:at]) + second.text)
+    assert second.probability == pytest.approx(1 / 3)
+
+
+async def read_pieces(draft: DraftProvider, request: ChatRequest) -> list[DraftPiece]:
+    async with draft.draft(request, 20) as pieces:
+        return [piece async for piece in pieces]
 
 
 async def test_race_gives_the_text_of_plain_by_text(draft_url: str) -> None:

@@ -63,9 +63,9 @@ def test_the_public_names_are_these() -> None:
         LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft
         PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry ReadyStrategy ReasoningDelta
         ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling
-        SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
-        StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport TextDelta
-        TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
+        SecondChoice SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats
+        StopMatcher StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport
+        TextDelta TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
         TokenRound TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
         UnknownProviderError UnsupportedError Usage VocabularyTokenizer __version__ complete_from_stream generate_events
         open_draft open_provider register_strategy registered_providers stream_token_model

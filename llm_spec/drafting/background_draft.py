@@ -10,7 +10,7 @@ from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
+from llm_spec.contract.draft import DraftProvider, SecondChoice, get_draft_capabilities
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.drafting.text_index import TextIndex
@@ -20,6 +20,7 @@ from llm_spec.errors import format_error_line
 __all__ = ["BackgroundDraft"]
 
 _MAX_MATCH: Final = 8  # pieces
+_NUM_CHOICES: Final = 2  # tokens, the first and the second
 
 
 class BackgroundDraft:
@@ -30,8 +31,8 @@ class BackgroundDraft:
 
     `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
     continue a prefix is called once, and its text realigned with the answer. `max_tokens` bounds all that is drafted
-    (None: no bound), in pieces where a draft gives no ids; `timeout_s` the wait for one piece. Whoever made it calls
-    `aclose`.
+    (None: no bound), in pieces where a draft gives no ids; `timeout_s` the wait for one piece. `wants_second_choices`:
+    whether the draft is asked for them from the next restart on, if it tells any. Whoever made it calls `aclose`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class BackgroundDraft:
         self.text = ""
         self.ended = True
         self.is_cut = self.is_complete = False
+        self.wants_second_choices = False
         self.failure: str | None = None
         self.num_tokens = 0
         self._writing_s = 0.0
@@ -77,6 +79,15 @@ class BackgroundDraft:
             (at - num_before, seconds) for at, seconds in run.iterate_piece_times(num_before + start, num_before + end)
         ]
 
+    def list_second_choices(self, start: int, end: int) -> list[tuple[int, SecondChoice]]:
+        """The second choices for pieces that begin in `text[start:end]`, each with where it would begin."""
+        run = self._run
+        if run is None:
+            return []
+        num_before = len(run.written_text) - len(self.text)
+        found = run.iterate_second_choices(num_before + start, num_before + end)
+        return [(at - num_before, choice) for at, choice in found]
+
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing more may be drafted, or can be."""
@@ -96,7 +107,8 @@ class BackgroundDraft:
         self.ended = self.is_cut = self.is_complete = False
         prefix = self._request.prefix + answer
         run = _DraftRun(prefix if self._continues else "", writes_once=not self._continues)
-        request = replace(self._request, prefix=run.prefix, stop=())
+        asks = self.wants_second_choices and get_draft_capabilities(self._draft).tells_second_choices
+        request = replace(self._request, prefix=run.prefix, stop=(), top_logprobs=_NUM_CHOICES if asks else None)
         self._run = run
         if not self._continues:
             run.align_with_answer(self._request.prefix + answer)
@@ -138,7 +150,7 @@ class BackgroundDraft:
         began_s = moved_s = seconds()
         patience = asyncio.timeout(self._timeout_s)
 
-        def add_text(text: str, num_new: int) -> None:
+        def add_text(text: str, num_new: int, second: SecondChoice | None) -> None:
             nonlocal last_s, moved_s
             now = seconds()
             self.num_tokens += num_new
@@ -149,7 +161,7 @@ class BackgroundDraft:
             if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
                 patience.reschedule(now + self._timeout_s)
                 moved_s = now
-            run.append_text(text, now - began_s)
+            run.append_text(text, now - began_s, second)
             self._publish_text(run)
 
         try:
@@ -187,13 +199,15 @@ class _DraftRun:
         self._answer = ""  # where it was last realigned, of a draft that writes once
         self._index = TextIndex() if writes_once else None
         self._ends: list[int] = []  # of its pieces, in what it wrote …
-        self._times_s: list[float] = []  # … and when they came, since it was called
+        self._times_s: list[float] = []  # … when they came, since it was called, …
+        self._second_choices: list[SecondChoice | None] = []  # … and what else each might have been
 
-    def append_text(self, text: str, time_s: float) -> None:
+    def append_text(self, text: str, time_s: float, second: SecondChoice | None = None) -> None:
         """Add what it wrote."""
         self.written_text += text
         self._ends.append(len(self.written_text))
         self._times_s.append(time_s)
+        self._second_choices.append(second)
         if self._index is not None:
             self._index.update_last_text_partly(self.written_text, len(text) + 1)  # the piece before may have grown
 
@@ -201,6 +215,16 @@ class _DraftRun:
         """Where its pieces end in a stretch of what it wrote, and how long each took."""
         for index in range(bisect_right(self._ends, start), bisect_right(self._ends, end)):
             yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
+
+    def iterate_second_choices(self, start: int, end: int) -> Iterator[tuple[int, SecondChoice]]:
+        """Those for pieces of a stretch of what it wrote, with where they begin; of one that it cuts, what is left."""
+        for index in range(bisect_right(self._ends, start), len(self._ends)):
+            begin, choice = self._ends[index - 1] if index else 0, self._second_choices[index]
+            if begin >= end:
+                return
+            cut = self.written_text[begin:start]
+            if choice is not None and choice.text.startswith(cut) and len(choice.text) > len(cut):
+                yield max(begin, start), choice._replace(text=choice.text[len(cut) :])
 
     def get_text_after_answer(self) -> str:
         """What it wrote about the text that follows the answer."""

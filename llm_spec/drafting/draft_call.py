@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from llm_spec.chat import ChatRequest, FinishReason
-from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.contract.draft import DraftPiece, DraftProvider, SecondChoice
 from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.errors import DraftError
 
@@ -52,8 +52,10 @@ class DraftCall:
         """Whether the draft came to an end of its own."""
         return self._has_ended and not self.has_reached_max_tokens and self._finish_reason != "length"
 
-    async def read_pieces(self, on_text: Callable[[str, int], None]) -> None:
+    async def read_pieces(self, on_text: Callable[[str, int, SecondChoice | None], None]) -> None:
         """Read it to its end or limit; `on_text` gets each text, within the limit, and how many tokens were written.
+
+        Its third argument is the draft's second choice in the place of that text, where it tells one.
 
         Raises whatever the draft raises. CancelledError without a cancelled request becomes DraftError.
         """
@@ -75,13 +77,15 @@ class DraftCall:
         elif self._task is not None:
             self._task.cancel()
 
-    async def _read_until_limit(self, pieces: AsyncIterator[DraftPiece], on_text: Callable[[str, int], None]) -> None:
+    async def _read_until_limit(
+        self, pieces: AsyncIterator[DraftPiece], on_text: Callable[[str, int, SecondChoice | None], None]
+    ) -> None:
         patience = asyncio.timeout(None)
         async with patience:
             self._patience = patience
             try:
                 async for piece in pieces:
-                    on_text(*self._cut_and_count_piece(piece))
+                    on_text(*self._cut_and_count_piece(piece), piece.second)
                     if self._is_over:
                         return
                     if self._num_delivered_tokens % _PIECES_PER_LOOP_TURN == 0:

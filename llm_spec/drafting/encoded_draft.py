@@ -6,12 +6,14 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from llm_spec.contract.draft import SecondChoice
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.errors import LlmSpecError
 
-__all__ = ["EncodedDraft"]
+__all__ = ["EncodedDraft", "SecondToken"]
 
 _MAX_ENCODINGS: Final = 4  # at a time, in order: each may cost a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
@@ -19,6 +21,7 @@ _OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
 _WORD: Final = re.compile(r" ?\w+")
 _MAX_CONTINUED: Final = 0.25  # of words that were encoded at once, and went on after all
+_MIN_PROBABILITY: Final = 0.02  # of a second choice that is worth being encoded
 
 
 class LateTokenCounts(NamedTuple):
@@ -28,17 +31,29 @@ class LateTokenCounts(NamedTuple):
     num_different: int
 
 
+class SecondToken(NamedTuple):
+    """What the draft would have written instead of a token, and how likely it finds that."""
+
+    token_id: int
+    probability: float
+
+
 class _PendingEncoding(NamedTuple):
-    """A stretch of text that is being encoded, and how long the draft took for it."""
+    """A stretch of text that is being encoded, how long the draft took for it, and texts that it might have been.
+
+    Each of these ends with its second choice.
+    """
 
     task: asyncio.Task[list[int]]
     seconds: float
+    second_choices: list[SecondChoice]
 
 
 class EncodedDraft:
     """What a `BackgroundDraft` says, encoded as it comes; `ids` are those that follow the confirmed answer.
 
     `seconds` are those that the draft took for each of them: what is encoded at once is divided evenly.
+    `second_tokens` are the draft's second choices in their places, None where it tells none, and may come later.
     `is_wrong` is set once the target's own token is not the draft's. `changed` is called when `ids` or `failure`
     change.
     """
@@ -55,7 +70,10 @@ class EncodedDraft:
         self._num_encoded_characters = 0  # characters of the feed's text
         self._early_ids: list[int] = []  # confirmed tokens that the draft has yet to come to
         self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
-        self._closing: set[asyncio.Task[list[int]]] = set()
+        self._second_tokens: dict[int, SecondToken] = {}  # by their places since the last restart
+        self._second_encodings: set[asyncio.Task[None]] = set()
+        self._num_confirmed = self._num_ids = 0  # tokens since then, of the answer and of the draft
+        self._closing: set[asyncio.Task[Any]] = set()
         self._num_agreed = self._num_different = 0
         self._num_open_words = self._num_continued_words = 0  # that were encoded without waiting for their end
         self._has_open_word = False  # whether the last stretch was one, and nothing has followed it
@@ -69,9 +87,18 @@ class EncodedDraft:
             and self._num_encoded_characters == len(self._background_draft.text)
         )
 
+    @property
+    def second_tokens(self) -> list[SecondToken | None]:
+        """As many as `ids`; none at all where the draft tells none."""
+        if not self._second_tokens:
+            return []
+        return [self._second_tokens.get(self._num_confirmed + n) for n in range(len(self.ids))]
+
     def restart(self, answer: str, num_tokens: int) -> None:
         """Forget everything; guess what follows `answer`."""
         self._cancel_encodings()
+        self._second_tokens.clear()
+        self._num_confirmed = self._num_ids = 0
         self.ids.clear()
         self.seconds.clear()
         self._early_ids.clear()
@@ -99,7 +126,13 @@ class EncodedDraft:
             seconds = sum(
                 seconds for _, seconds in self._background_draft.list_piece_times(start, self._num_encoded_characters)
             )
-            self._encodings.append(_PendingEncoding(task, seconds))
+            choices = self._background_draft.list_second_choices(start, self._num_encoded_characters)
+            texts = [
+                choice._replace(text=text[: at - start] + choice.text)
+                for at, choice in choices
+                if choice.probability >= _MIN_PROBABILITY
+            ]
+            self._encodings.append(_PendingEncoding(task, seconds, texts))
 
     def take_late_token_counts(self) -> LateTokenCounts:
         """The tokens that were late for the target's own, since this was last called."""
@@ -109,6 +142,7 @@ class EncodedDraft:
 
     def confirm_token(self, token_id: int) -> None:
         """The target's own next token."""
+        self._num_confirmed += 1
         if not self.ids:
             self._early_ids.append(token_id)
             return
@@ -142,22 +176,48 @@ class EncodedDraft:
         self._background_draft.restart(answer, num_tokens)
 
     def _cancel_encodings(self) -> None:
-        while self._encodings:
-            task = self._encodings.pop().task
+        tasks: list[asyncio.Task[Any]] = [encoding.task for encoding in self._encodings]
+        for task in [*tasks, *self._second_encodings]:
             task.cancel()
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+        self._encodings.clear()
+        self._second_encodings.clear()
 
     def _collect_finished_encodings(self, _: asyncio.Task[list[int]]) -> None:
         """Take in what is encoded, up to the first stretch that is not yet."""
         while self._encodings and self._encodings[0].task.done():
-            task, seconds = self._encodings.popleft()
+            task, seconds, second_choices = self._encodings.popleft()
             error = task.exception()
             if isinstance(error, Exception):  # only speculation needs it
                 self.failure = error
             elif not self.is_wrong:
                 self._append_encoded_ids(task.result(), seconds)
+                self._begin_encoding_second_choices(task.result(), second_choices)
             self._news()
+
+    def _begin_encoding_second_choices(self, token_ids: list[int], choices: list[SecondChoice]) -> None:
+        """Of the ids that were just taken in."""
+        start, self._num_ids = self._num_ids, self._num_ids + len(token_ids)
+        for choice in choices[: _MAX_ENCODINGS - len(self._second_encodings)]:
+            task = asyncio.ensure_future(self._encode_second_choice(start, token_ids, choice))
+            self._second_encodings.add(task)
+            task.add_done_callback(self._second_encodings.discard)
+
+    async def _encode_second_choice(self, start: int, token_ids: list[int], choice: SecondChoice) -> None:
+        """Find the first token that is another one; a tokenizer may join what the draft writes as two."""
+        try:
+            second_ids = await self._endpoint.encode(choice.text)
+        except LlmSpecError:  # as the text's own would show
+            return
+        pairs = enumerate(zip(token_ids, second_ids, strict=False), start)
+        for at, (token_id, second_id) in pairs:
+            if second_id != token_id:
+                known = self._second_tokens.get(at)
+                if known is None or known.probability < choice.probability:
+                    self._second_tokens[at] = SecondToken(second_id, choice.probability)
+                    self._news()
+                return
 
     def _append_encoded_ids(self, token_ids: list[int], seconds: float) -> None:
         shared = min(len(self._early_ids), len(token_ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from llm_spec.chat import ChatRequest
@@ -26,6 +27,7 @@ class FullDraft:
         if config.max_draft_tokens is not None:
             self._max_tokens = min(self._max_tokens, config.max_draft_tokens)
         self._patience_s = config.draft_timeout_s
+        request = replace(request, top_logprobs=None)  # of the answer
         self._call = DraftCall(draft, request, self._max_tokens, max_pieces=config.max_draft_tokens)
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
@@ -62,7 +64,7 @@ class FullDraft:
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
             self._record_failure_unless_abandoned(format_error_line(error))
 
-    def _add_text_unless_abandoned(self, text: str, num_new: int) -> None:  # noqa: ARG002 - they are counted by the call
+    def _add_text_unless_abandoned(self, text: str, *_: object) -> None:  # what else there is the call counts
         if not self._is_abandoned:
             self.text += text
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
 from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, SecondChoice
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
-from llm_spec.errors import DraftError
+from llm_spec.errors import DraftError, LlmSpecError, is_permanent_refusal
 from llm_spec.prefill import prefill_prompt
 from llm_spec.request_fields import METADATA_FIELDS
+from llm_spec.text import REPLACEMENT_CHARACTER
 
 __all__ = ["ProviderDraft"]
 
@@ -22,6 +24,7 @@ class ProviderDraft:
 
     def __init__(self, provider: LlmProvider) -> None:
         self._provider = provider
+        self._refuses_logprobs = False  # as far as is known
 
     @property
     def name(self) -> str:
@@ -31,7 +34,11 @@ class ProviderDraft:
     def capabilities(self) -> DraftCapabilities:
         """Those of the provider's model."""
         can = self._provider.capabilities
-        return DraftCapabilities(continues_prefix=can.continue_prefix, token_model=can.token_model)
+        return DraftCapabilities(
+            continues_prefix=can.continue_prefix,
+            token_model=can.token_model,
+            tells_second_choices=can.tells_logprobs and not self._refuses_logprobs,
+        )
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
@@ -42,10 +49,17 @@ class ProviderDraft:
             prefix=prefix,
             tools=(),
             tool_choice=None,
-            top_logprobs=None,
+            top_logprobs=request.top_logprobs if self.capabilities.tells_second_choices else None,
         )
-        async with self._provider.stream(request) as events, aclosing(_convert_events_to_pieces(events)) as pieces:
-            yield pieces
+        async with AsyncExitStack() as stack:
+            try:
+                events = await stack.enter_async_context(self._provider.stream(request))
+            except LlmSpecError as error:
+                if request.top_logprobs is None or not is_permanent_refusal(error):
+                    raise
+                events = await stack.enter_async_context(self._provider.stream(replace(request, top_logprobs=None)))
+                self._refuses_logprobs = True
+            yield await stack.enter_async_context(aclosing(_convert_events_to_pieces(events)))
 
     async def aclose(self) -> None:
         await self._provider.aclose()
@@ -125,8 +139,19 @@ async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> Async
     async for event in events:
         match event:
             case TextDelta(text=text) if text:
-                yield DraftPiece(text)
+                yield DraftPiece(text, second=_find_second_choice(event))
             case Finish():
                 yield DraftPiece("", finish_reason=event.finish_reason, usage=event.usage)
             case _:
                 pass
+
+
+def _find_second_choice(delta: TextDelta) -> SecondChoice | None:
+    """The likeliest other token in the place of a piece that is one token, where that is known and is a text."""
+    if delta.logprobs is None or len(delta.logprobs) != 1 or delta.logprobs[0].token != delta.text:
+        return None
+    others = (other for other in delta.logprobs[0].top if other.token and other.token != delta.text)
+    second = next(others, None)
+    if second is None or REPLACEMENT_CHARACTER in second.token:
+        return None
+    return SecondChoice(second.token, min(1.0, math.exp(second.logprob)))

@@ -85,6 +85,7 @@ class HttpProvider:
                 prediction=dialect.prediction,
                 shares_prompt_cache=dialect.shares_prompt_cache,
                 whole_answers=dialect.stops_when_reader_leaves,
+                tells_logprobs=dialect.tells_logprobs,
             ),
             tokens,
             lambda: ContinuationTest(self.name, self._stream_answer).can_continue(),

@@ -56,7 +56,7 @@ class Reading:
     async def read(self) -> None:
         await self.call.read_pieces(self._take)
 
-    def _take(self, text: str, num_new: int) -> None:  # noqa: ARG002 - the call counts
+    def _take(self, text: str, *_: object) -> None:  # the call counts
         self.text += text
 
 

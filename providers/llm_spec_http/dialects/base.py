@@ -99,7 +99,7 @@ class ServerDialect:
     own names for fields of `Sampling`, where they differ. reuses_connections: whether it keeps the connections that it
     says it keeps. shares_prompt_cache: whether calls that begin alike share what was read of their prompts, unless it
     was started otherwise. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has
-    gone, as all do with a stream.
+    gone, as all do with a stream. tells_logprobs: whether it is about as fast with log-probabilities as without.
     """
 
     name: str
@@ -115,6 +115,7 @@ class ServerDialect:
     reuses_connections: bool = True
     shares_prompt_cache: bool = False
     stops_when_reader_leaves: bool = False
+    tells_logprobs: bool = False
 
 
 def make_continuation(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:

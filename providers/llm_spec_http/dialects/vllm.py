@@ -100,4 +100,5 @@ VLLM: Final = ServerDialect(
     message_api=_VllmMessageApi(),
     shares_prompt_cache=True,
     stops_when_reader_leaves=True,
+    tells_logprobs=True,
 )
