@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
+from llm_spec_http.tokens import HttpTokenEndpoint
 from support.message_server import DRAWN, END, MessageServer, call, serving_messages
 from support.probe_targets import Patient
 
@@ -19,6 +20,8 @@ from llm_spec import (
     Fallback,
     Finish,
     ReferenceDraft,
+    SampledToken,
+    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
@@ -33,6 +36,8 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 from llm_spec.strategies.message_answer import prepare_with_message_parser
+from llm_spec.strategies.race_stream import RaceStream
+from llm_spec.strategies.stream_chain import StreamChain
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -171,20 +176,69 @@ async def test_reasoning_without_tools(strategy: str) -> None:
         assert results[-1].fallbacks == ()
 
 
+DRAW = call("add", json.dumps({"a": [0, 0, 0, "#"] * 8}).replace('"#"', "#"))
+LIKELY = 18.4  # of a chi-square with 2 degrees of freedom: one in 10,000 is above it
+
+
+async def chi_square_of_drawn_digits(strategy: str) -> float:
+    """Of the digits that are drawn in an argument, with a draft that says that each is a 1."""
+    async with opened(MessageServer({"one": ONE, "draw": DRAW}, token_s=0.01)) as target:
+        decoder = speculate(target, strategy, ReferenceDraft(DRAW.replace("#", "1")))
+        results = [await decoder.decode(ask("draw", temperature=1.0)) for _ in range(40)]
+        assert sum(result.stats.num_accepted_draft_tokens for result in results) > len(results)
+        digits = [json.loads(result.tool_calls[0].arguments)["a"][3::4] for result in results]
+        drawn = Counter(str(digit) for drawn_together in digits for digit in drawn_together)
+    num_drawn = drawn.total()
+    assert num_drawn == 8 * len(results)
+    assert drawn.keys() <= {text for text, _ in DRAWN}
+    return sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
+
+
 @pytest.mark.parametrize("strategy", ["race", "probe"])
 async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
-    """The drawn digit of an argument, whatever the draft says it is; a draft's own digit is not preferred."""
-    written = call("add", '{"a": #, "b": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}')
-    drafted = ReferenceDraft(written.replace("#", "2"))
-    num_drawn = 40
-    async with opened(MessageServer({"one": ONE, "draw": written}, token_s=0.001)) as target:
-        decoder = speculate(target, strategy, drafted)
-        results = [await decoder.decode(ask("draw", temperature=1.0)) for _ in range(num_drawn)]
-        assert sum(result.stats.num_accepted_draft_tokens for result in results) > num_drawn
-        drawn = Counter(result.tool_calls[0].arguments[6] for result in results)
-    chi_square = sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
-    assert drawn.keys() <= {text for text, _ in DRAWN}
-    assert chi_square < 27.6  # of 2 degrees of freedom: one in a million
+    """Whatever the draft says; the next test shows that it would be seen."""
+    assert await chi_square_of_drawn_digits(strategy) < LIKELY
+
+
+class DraftedFirst(StreamChain):
+    """The planted fault: where a stream departs from the draft, the one that was begun behind it is believed."""
+
+    def _handle_departure_from_draft(self, stream: RaceStream) -> None:
+        behind = self.streams[self.streams.index(stream) + 1 :]
+        if stream.expected_ids is None or not behind or behind[0].timer.first_s is None:
+            super()._handle_departure_from_draft(stream)
+            return
+        stream.text, stream.token_ids = stream.expected, list(stream.expected_ids)
+        stream.num_tokens = len(stream.expected_ids)
+        self._hand_over_to_next_stream(stream)
+
+
+class DrawnAgain(HttpTokenEndpoint):
+    """The planted fault: each row is drawn several times, and the draft's token is taken where it is among them."""
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
+        drawn = [await super(DrawnAgain, self).sample_next(prefixes, sampling) for _ in range(6)]
+        drafted_ids = [*(prefix[-1] for prefix in prefixes[1:]), None]
+        return [
+            next((token for token in tokens if token.token_id == drafted_id), tokens[0])
+            for *tokens, drafted_id in zip(*drawn, drafted_ids, strict=True)
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "place", "fault"),
+    [
+        ("race", "llm_spec.strategies.race.StreamChain", DraftedFirst),
+        ("probe", "llm_spec_http.provider.HttpTokenEndpoint", DrawnAgain),
+    ],
+    ids=["race", "probe"],
+)
+async def test_a_draft_that_is_preferred_where_it_is_right_is_noticed(
+    strategy: str, place: str, fault: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, fault)
+    assert await chi_square_of_drawn_digits(strategy) > LIKELY
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
