@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.tokens import HttpTokenEndpoint
+from planted_faults import planted
 from support.message_server import DRAWN, END, MessageServer, call, serving_messages
 from support.probe_targets import Patient
 
@@ -20,8 +20,6 @@ from llm_spec import (
     Fallback,
     Finish,
     ReferenceDraft,
-    SampledToken,
-    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
@@ -36,8 +34,6 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 from llm_spec.strategies.message_answer import prepare_with_message_parser
-from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.stream_chain import StreamChain
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -200,45 +196,11 @@ async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
     assert await chi_square_of_drawn_digits(strategy) < LIKELY
 
 
-class DraftedFirst(StreamChain):
-    """The planted fault: where a stream departs from the draft, the one that was begun behind it is believed."""
-
-    def _handle_departure_from_draft(self, stream: RaceStream) -> None:
-        behind = self.streams[self.streams.index(stream) + 1 :]
-        if stream.expected_ids is None or not behind or behind[0].timer.first_s is None:
-            super()._handle_departure_from_draft(stream)
-            return
-        stream.text, stream.token_ids = stream.expected, list(stream.expected_ids)
-        stream.num_tokens = len(stream.expected_ids)
-        self._hand_over_to_next_stream(stream)
-
-
-class DrawnAgain(HttpTokenEndpoint):
-    """The planted fault: each row is drawn several times, and the draft's token is taken where it is among them."""
-
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        drawn = [await super(DrawnAgain, self).sample_next(prefixes, sampling) for _ in range(6)]
-        drafted_ids = [*(prefix[-1] for prefix in prefixes[1:]), None]
-        return [
-            next((token for token in tokens if token.token_id == drafted_id), tokens[0])
-            for *tokens, drafted_id in zip(*drawn, drafted_ids, strict=True)
-        ]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "place", "fault"),
-    [
-        ("race", "llm_spec.strategies.race.StreamChain", DraftedFirst),
-        ("probe", "llm_spec_http.provider.HttpTokenEndpoint", DrawnAgain),
-    ],
-    ids=["race", "probe"],
-)
-async def test_a_draft_that_is_preferred_where_it_is_right_is_noticed(
-    strategy: str, place: str, fault: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(place, fault)
-    assert await chi_square_of_drawn_digits(strategy) > LIKELY
+@pytest.mark.parametrize("strategy", ["race", "probe"])
+async def test_a_draft_that_is_preferred_where_it_is_right_is_noticed(strategy: str) -> None:
+    with planted(strategy):
+        assert await chi_square_of_drawn_digits(strategy) > LIKELY
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
