@@ -18,7 +18,7 @@ from llm_spec.strategies.stream_chain import StreamChain
 
 __all__ = ["planted"]
 
-_NUM_DRAWS: Final = 6
+_NUM_DRAWS: Final = 4
 
 
 class _DraftedFirst(StreamChain):

@@ -36,6 +36,7 @@ from tool_requests import TEXT, make_tool, make_tool_requests
 from llm_spec import (
     ChatRequest,
     ChatResponse,
+    Fixed,
     LlmProvider,
     ReferenceDraft,
     Sampling,
@@ -48,8 +49,11 @@ from llm_spec import (
 from llm_spec.chat_response import ChatResponseBuilder
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, RowCallStats
+from llm_spec.run_stats import DraftRunStats
+from llm_spec.stream_stats import ExtraStreamStats
 
 GREEDY = Sampling(temperature=0.0)
+EAGER_ROWS = 4  # drafted tokens in a call
 DRAFTED_SHARE = 0.15  # of plain's draws that are as the draft has them, about
 QUESTIONS = (
     "What is 17 plus 25?",
@@ -88,11 +92,35 @@ class EagerRows(RowCallStats):
         return 1e10
 
 
+class EagerStreams(ExtraStreamStats):
+    """Streams that cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_extra = 8
+
+    @property
+    def opening_cost(self) -> float:
+        return 0.0
+
+    @property
+    def slowdown(self) -> float:
+        return 0.0
+
+
+class EagerRuns(DraftRunStats):
+    """A draft that is trusted, however often it was wrong."""
+
+    def estimate_rate(self, run_length: int) -> float:
+        return 0.9
+
+
 class EagerStats(PairStats):
     """Figures by which speculation always pays."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.streams, self.runs = EagerStreams(), EagerRuns()
         self.rows = EagerRows()
         self.rows.add_call_time(8, 0.0)
         self.first_token_s.update(0.0)
@@ -180,8 +208,10 @@ def make_reasoning_request(question: str, max_tokens: int) -> ChatRequest:
 
 
 def open_decoder(target: LlmProvider, draft: Any, strategy: str, *, is_eager: bool) -> SpeculativeDecoder:
-    every = {"baseline_every": 0} if is_eager else {}
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, stream_always=True, **every))
+    config = SpeculativeConfig(strategy=strategy, stream_always=True)
+    if is_eager:
+        config = replace(config, baseline_every=0, lookahead=Fixed(EAGER_ROWS))
+    decoder = SpeculativeDecoder(draft, target, config)
     if is_eager:
         planner: Any = decoder._planner  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - nobody should want it
         planner.pair_stats = EagerStats()
@@ -216,7 +246,8 @@ def describe(contender: Contender, plain: Contender) -> str:
 
 async def compare(arguments: argparse.Namespace) -> bool:
     target = open_provider(f"vllm:{arguments.model}@{arguments.url}")
-    requests = list_requests(arguments.kind, arguments.requests, arguments.max_tokens)
+    requests = list_requests(arguments.kind, arguments.first + arguments.requests, arguments.max_tokens)
+    requests = requests[arguments.first :]
     plain = Contender("plain", open_decoder(target, None, "plain", is_eager=False))
     unstreamed = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
     num_unstreamed = 0  # of the server's own answers, that are the same without streaming
@@ -364,6 +395,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=["race", "probe", "score"])
     parser.add_argument("--drafts", nargs="+", default=["lookup", "suffix"])
     parser.add_argument("--requests", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="the first of the requests")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--settle-s", type=float, default=0.0, help="seconds for what is still being found out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -172,21 +173,20 @@ async def test_reasoning_without_tools(strategy: str) -> None:
         assert results[-1].fallbacks == ()
 
 
-DRAW = call("add", json.dumps({"a": [0, 0, 0, "#"] * 8}).replace('"#"', "#"))
-LIKELY = 18.4  # of a chi-square with 2 degrees of freedom: one in 10,000 is above it
+DRAW = call("add", json.dumps({"a": [0, 0, 0, "#"] * 6}).replace('"#"', "#"))
+LIKELY = 10.6  # of a chi-square with 2 degrees of freedom: one in 200 is above it; every run draws the same
 
 
 async def chi_square_of_drawn_digits(strategy: str) -> float:
     """Of the digits that are drawn in an argument, with a draft that says that each is a 1."""
     async with opened(MessageServer({"one": ONE, "draw": DRAW}, token_s=0.01)) as target:
         decoder = speculate(target, strategy, ReferenceDraft(DRAW.replace("#", "1")))
-        results = [await decoder.decode(ask("draw", temperature=1.0)) for _ in range(40)]
-        assert sum(result.stats.num_accepted_draft_tokens for result in results) > len(results)
-        digits = [json.loads(result.tool_calls[0].arguments)["a"][3::4] for result in results]
-        drawn = Counter(str(digit) for drawn_together in digits for digit in drawn_together)
+        results = [await decoder.decode(ask("draw", temperature=1.0, max_tokens=150)) for _ in range(40)]
+    assert sum(result.stats.num_accepted_draft_tokens for result in results) > len(results)
+    written = "".join(result.tool_calls[0].arguments for result in results)
+    drawn = Counter(re.findall(r"0, 0, 0, (\d)", written))
     num_drawn = drawn.total()
-    assert num_drawn == 8 * len(results)
-    assert drawn.keys() <= {text for text, _ in DRAWN}
+    assert num_drawn > 4 * len(results)
     return sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
 
 
