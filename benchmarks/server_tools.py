@@ -153,9 +153,12 @@ class Contender:
     takes_prediction: bool = False
     answers: list[Answer] = field(default_factory=list[Answer])
 
+    def make_own_request(self, request: ChatRequest) -> ChatRequest:
+        return request if self.takes_prediction else replace(request, prediction=None)
+
     async def answer(self, request: ChatRequest) -> None:
         """Streamed; what came piece by piece has to be what the result says."""
-        request = request if self.takes_prediction else replace(request, prediction=None)
+        request = self.make_own_request(request)
         started_s, builder = time.perf_counter(), ChatResponseBuilder()
         response: ChatResponse | None = None
         result: SpeculativeResult | None = None
@@ -258,7 +261,7 @@ async def compare(arguments: argparse.Namespace) -> bool:
     ]
     for request in requests[: arguments.warm_up]:  # on these it is found out what the server can do
         for contender in others:
-            await contender.decoder.decode(replace(request, prediction=None))
+            await contender.decoder.decode(contender.make_own_request(request))
     await asyncio.sleep(arguments.settle_s)
     turns = [plain, *others]
     ends_s = time.monotonic() + 60 * arguments.minutes

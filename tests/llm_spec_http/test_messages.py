@@ -56,6 +56,8 @@ ANSWERS = {
     "both": f"All of its lines, from the first to the last one, in one go: {call('read', json.dumps(list(range(80))))}",
     "text": "There is no file of that name, and there never was one; 3 < 4 and <tool is no mark.",
     "broken": BROKEN,
+    "not JSON": call("read", '{"path": src/app/main.py, "lines": from the first to the last one of all}'),
+    "not JSON, and more": f"{call('read', '{path: a}')}\n{SUM}\n{call('read', '{path: of the other one}')}",
     "brace too many": ONE.replace("}}", "}}}"),
     "thought": THOUGHT,
 }
