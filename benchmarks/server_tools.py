@@ -13,9 +13,9 @@ the next begins; ratios are paired, plain's seconds by the contender's, by this 
 in every request, whether it pays or not, with all contenders at once; that is for comparing answers, and its ratios say
 nothing. A draft named `prediction` is the request's own guess at its answer.
 
-`--samples` draws so many answers at temperature 1 and compares what they call, by chi-square, with twice as many of
-plain's. The draft is often wrong. Each strategy does it again with a fault that must be found (`planted_faults.py`):
-where the draft is right, that is preferred.
+`--samples` draws so many answers at temperature 1 and compares an argument of what they call, by chi-square, with
+twice as many of plain's. The draft is often wrong. Each strategy does it again with a fault that must be found
+(`planted_faults.py`): where the draft is right, that is preferred.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from planted_faults import planted
-from tool_requests import TEXT, make_tool, make_tool_requests
+from tool_requests import NUMBER, TEXT, make_tool, make_tool_requests
 
 from llm_spec import (
     ChatRequest,
@@ -311,11 +312,11 @@ async def sample(arguments: argparse.Namespace) -> bool:
     request = make_sampled_request(arguments.max_tokens)
     plain = open_decoder(target, None, "plain", is_eager=False)
     own, _ = await draw(plain, request, 2 * arguments.samples)
-    shares = {calls: count / own.total() for calls, count in own.items() if len(calls) == 1}
-    drafted = min(shares, key=lambda calls: abs(shares[calls] - DRAFTED_SHARE))
+    shares = {people: count / own.total() for people, count in own.items() if people != "none"}
+    drafted = min(shares, key=lambda people: abs(shares[people] - DRAFTED_SHARE))
     print(f"plain: {own.total()} draws, {len(own)} different; the draft, {drafted}, is {shares[drafted]:.0%} of them")
     await target.aclose()
-    draft = ReferenceDraft("\n".join(write_call(name, given) for name, given in drafted))
+    draft = ReferenceDraft(write_call("book", f'{{"city": "London", "people": {drafted}, "hotel": true}}'))
     is_right = True
     for strategy in arguments.strategies:
         for is_faulty in (False, True):
@@ -338,21 +339,28 @@ async def sample(arguments: argparse.Namespace) -> bool:
 
 
 def make_sampled_request(max_tokens: int) -> ChatRequest:
-    """A call whose argument may be many things."""
-    calls = [("What is the weather in a capital of your choice?", "London"), ("And in another one?", "Rome")]
+    """A call of which the second argument may be many things, and is followed by a third."""
+    calls = [("Book a trip for some people.", "London", 3), ("And another one.", "Rome", 5)]
     messages: list[dict[str, Any]] = []
-    for index, (question, city) in enumerate(calls):
-        function = {"name": "get_weather", "arguments": json.dumps({"city": city})}
-        call = {"id": f"call_{index}", "type": "function", "function": function}
+    for index, (question, city, people) in enumerate(calls):
+        arguments = json.dumps({"city": city, "people": people, "hotel": True})
+        call = {"id": f"call_{index}", "type": "function", "function": {"name": "book", "arguments": arguments}}
         messages += [
             {"role": "user", "content": question},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
-            {"role": "assistant", "content": "It is sunny."},
+            {"role": "tool", "tool_call_id": call["id"], "content": "booked"},
+            {"role": "assistant", "content": "It is booked."},
         ]
-    tools = [make_tool("get_weather", "The weather of a city", city=TEXT)]
-    messages.append({"role": "user", "content": "And in another one?"})
+    tools = [make_tool("book", "Book a trip", city=TEXT, people=NUMBER, hotel={"type": "boolean"})]
+    messages.append({"role": "user", "content": "And another one."})
     return ChatRequest.create(messages, tools=tools, temperature=1.0, top_k=5, max_tokens=max_tokens)
+
+
+def read_people(result: SpeculativeResult) -> str:
+    """What is compared of an answer: how many people the trip is for."""
+    written = "".join(call.arguments for call in result.tool_calls)
+    found = re.search(r'"people": (\d+)', written)
+    return "none" if found is None else found[1]
 
 
 def write_call(name: str, given: str) -> str:
@@ -368,7 +376,7 @@ async def draw(decoder: SpeculativeDecoder, request: ChatRequest, num_draws: int
         nonlocal num_accepted
         async with gate:
             result = await decoder.decode(request)
-            counts[tuple((call.name, call.arguments) for call in result.tool_calls)] += 1
+            counts[read_people(result)] += 1
             num_accepted += result.stats.num_accepted_draft_tokens
 
     await asyncio.gather(*(draw_one() for _ in range(num_draws)))

@@ -19,7 +19,15 @@ from peers.test_providers import Peer, wait_until_idle
 from support.probe_targets import Patient
 from tool_requests import make_tool_requests
 
-from llm_spec import PromptLookup, Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, ToolCallDelta
+from llm_spec import (
+    PromptLookup,
+    Sampling,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+    ToolCallDelta,
+    UnsupportedError,
+)
 from llm_spec.config import StrategyName
 
 pytestmark = pytest.mark.peers
@@ -117,16 +125,15 @@ async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(
 
 
 async def test_llama_server_stays_plain_with_tools(llama_target: str) -> None:
-    """It has no call that reads token ids as its chat does; the reason is told, and nothing fails."""
+    """It has no call that reads token ids as its chat does, and holds calls to a grammar."""
     target = HttpProvider("target", base_url=llama_target, dialect=DIALECTS["llamacpp"])
     try:
-        await target.discover("token_endpoint")
         plain = await answer_all(target, "plain")
-        speculated = await answer_all(target, "race")
-        assert [message(result) for result in speculated] == [message(result) for result in plain]
-        assert {result.strategy for result in speculated} == {"plain"}
-        assert speculated[-1].plain_reason == "target"
-        assert "no message parser" in (speculated[-1].plain_detail or "")
-        assert not any(result.fallbacks for result in speculated)
+        decided = await answer_all(target, "auto")
+        assert [message(result) for result in decided] == [message(result) for result in plain]
+        assert {result.strategy for result in decided} == {"plain"}
+        assert (decided[-1].plain_reason, decided[-1].plain_detail) == ("request", "the request sets tools")
+        with pytest.raises(UnsupportedError, match="the request sets tools"):
+            await answer_all(target, "race")
     finally:
         await target.aclose()
