@@ -4,44 +4,58 @@
         --chat-template benchmarks/hermes_template.jinja [--enable-scale-out] \\
         [--reasoning-parser deepseek_r1 --default-chat-template-kwargs '{"thinks": true}']
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 [--kind tools|reasoning] [--eager]
-        [--strategies race probe score] [--drafts lookup suffix vllm:m@http://127.0.0.1:8001/v1] [--requests 50]
+        [--strategies race probe score] [--drafts lookup suffix prediction vllm:m@http://127.0.0.1:8001/v1]
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 --samples 300 --strategies race probe
 
 `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every contender are compared
 with the chat endpoint's own greedy answer, streamed. Contenders rotate, and a request is answered by all of them before
 the next begins; ratios are paired, plain's seconds by the contender's, by this program's clock. `--eager` speculates
-whether it pays or not, which is for comparing answers; its ratios say nothing.
+in every request, whether it pays or not, with all contenders at once; that is for comparing answers, and its ratios say
+nothing. A draft named `prediction` is the request's own guess at its answer.
 
-`--samples` draws so many answers at temperature 1 and compares what they call, by chi-square, with as many of plain's.
-It does the same with a fault that it must find: where the draft is right, that is preferred.
+`--samples` draws so many answers at temperature 1 and compares an argument of what they call, by chi-square, with
+twice as many of plain's. The draft is often wrong. Each strategy does it again with a fault that must be found
+(`planted_faults.py`): where the draft is right, that is preferred.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import re
 import statistics
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tool_requests import make_tool_requests
+from planted_faults import planted
+from tool_requests import NUMBER, TEXT, make_tool, make_tool_requests
 
 from llm_spec import (
     ChatRequest,
+    ChatResponse,
+    Fixed,
     LlmProvider,
     ReferenceDraft,
     Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
+    SpeculativeFinish,
     SpeculativeResult,
     open_provider,
 )
+from llm_spec.chat_response import ChatResponseBuilder
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, RowCallStats
+from llm_spec.run_stats import DraftRunStats
+from llm_spec.stream_stats import ExtraStreamStats
 
 GREEDY = Sampling(temperature=0.0)
+EAGER_ROWS = 4  # drafted tokens in a call
+DRAFTED_SHARE = 0.15  # of plain's draws that are as the draft has them, about
 QUESTIONS = (
     "What is 17 plus 25?",
     "Which is the capital of France?",
@@ -79,11 +93,35 @@ class EagerRows(RowCallStats):
         return 1e10
 
 
+class EagerStreams(ExtraStreamStats):
+    """Streams that cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_extra = 8
+
+    @property
+    def opening_cost(self) -> float:
+        return 0.0
+
+    @property
+    def slowdown(self) -> float:
+        return 0.0
+
+
+class EagerRuns(DraftRunStats):
+    """A draft that is trusted, however often it was wrong."""
+
+    def estimate_rate(self, run_length: int) -> float:
+        return 0.9
+
+
 class EagerStats(PairStats):
     """Figures by which speculation always pays."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.streams, self.runs = EagerStreams(), EagerRuns()
         self.rows = EagerRows()
         self.rows.add_call_time(8, 0.0)
         self.first_token_s.update(0.0)
@@ -113,12 +151,30 @@ class Answer(NamedTuple):
 class Contender:
     name: str
     decoder: SpeculativeDecoder
+    takes_prediction: bool = False
     answers: list[Answer] = field(default_factory=list[Answer])
 
+    def make_own_request(self, request: ChatRequest) -> ChatRequest:
+        return request if self.takes_prediction else replace(request, prediction=None)
+
     async def answer(self, request: ChatRequest) -> None:
-        started_s = time.perf_counter()
-        result = await self.decoder.decode(request)
-        self.answers.append(make_answer(result, time.perf_counter() - started_s))
+        """Streamed; what came piece by piece has to be what the result says."""
+        request = self.make_own_request(request)
+        started_s, builder = time.perf_counter(), ChatResponseBuilder()
+        response: ChatResponse | None = None
+        result: SpeculativeResult | None = None
+        async with self.decoder.stream(request) as events:
+            async for event in events:
+                response = builder.add_event(event)
+                result = event.result if isinstance(event, SpeculativeFinish) else None
+        seconds = time.perf_counter() - started_s
+        if response is None or result is None:
+            raise SystemExit(f"{self.name} ended without a result")
+        answer = make_answer(result, seconds)
+        calls = tuple((call.name, call.arguments) for call in response.message.tool_calls)
+        if answer.message != (response.message.text, response.reasoning, calls, response.finish_reason):
+            raise SystemExit(f"{self.name} streamed something else than its result: {response} {answer}")
+        self.answers.append(answer)
 
 
 def make_answer(result: SpeculativeResult, seconds: float) -> Answer:
@@ -138,7 +194,7 @@ def make_answer(result: SpeculativeResult, seconds: float) -> Answer:
 
 def list_requests(kind: str, num_requests: int, max_tokens: int) -> list[ChatRequest]:
     if kind == "tools":
-        requests = [replace(made.request, prediction=None) for made in make_tool_requests(max_tokens)]
+        requests = [made.request for made in make_tool_requests(max_tokens)]
     else:
         requests = [make_reasoning_request(question, max_tokens) for question in QUESTIONS]
     return [replace(request, sampling=GREEDY) for request in requests[:num_requests]]
@@ -156,11 +212,21 @@ def make_reasoning_request(question: str, max_tokens: int) -> ChatRequest:
 
 
 def open_decoder(target: LlmProvider, draft: Any, strategy: str, *, is_eager: bool) -> SpeculativeDecoder:
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, stream_always=True))
+    config = SpeculativeConfig(strategy=strategy, stream_always=True)
+    if is_eager:
+        config = replace(config, baseline_every=0, lookahead=Fixed(EAGER_ROWS))
+    decoder = SpeculativeDecoder(draft, target, config)
     if is_eager:
         planner: Any = decoder._planner  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - nobody should want it
         planner.pair_stats = EagerStats()
     return decoder
+
+
+def open_contender(target: LlmProvider, strategy: str, draft: str, *, is_eager: bool) -> Contender:
+    """`prediction` stands for the request's own guess at its answer."""
+    takes_prediction = draft == "prediction"
+    decoder = open_decoder(target, None if takes_prediction else draft, strategy, is_eager=is_eager)
+    return Contender(f"{strategy}+{draft.partition('@')[0]}", decoder, takes_prediction)
 
 
 def describe(contender: Contender, plain: Contender) -> str:
@@ -184,25 +250,31 @@ def describe(contender: Contender, plain: Contender) -> str:
 
 async def compare(arguments: argparse.Namespace) -> bool:
     target = open_provider(f"vllm:{arguments.model}@{arguments.url}")
-    requests = list_requests(arguments.kind, arguments.requests, arguments.max_tokens)
+    requests = list_requests(arguments.kind, arguments.first + arguments.requests, arguments.max_tokens)
+    requests = requests[arguments.first :]
     plain = Contender("plain", open_decoder(target, None, "plain", is_eager=False))
+    unstreamed = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
+    num_unstreamed = 0  # of the server's own answers, that are the same without streaming
     others = [
-        Contender(
-            f"{strategy}+{draft.partition('@')[0]}", open_decoder(target, draft, strategy, is_eager=arguments.eager)
-        )
+        open_contender(target, strategy, draft, is_eager=arguments.eager)
         for strategy in arguments.strategies
         for draft in arguments.drafts
     ]
     for request in requests[: arguments.warm_up]:  # on these it is found out what the server can do
         for contender in others:
-            await contender.decoder.decode(request)
+            await contender.decoder.decode(contender.make_own_request(request))
     await asyncio.sleep(arguments.settle_s)
     turns = [plain, *others]
     ends_s = time.monotonic() + 60 * arguments.minutes
     for index, request in enumerate(requests):
         turns = [*turns[1:], turns[0]]
-        for contender in turns:
-            await contender.answer(request)
+        if arguments.eager:
+            await asyncio.gather(*(contender.answer(request) for contender in turns))
+        else:
+            for contender in turns:
+                await contender.answer(request)
+        whole = make_answer(await unstreamed.decode(replace(request, prediction=None)), 0.0)
+        num_unstreamed += whole.message == plain.answers[-1].message
         for contender in others:
             if contender.answers[-1].message != plain.answers[-1].message:
                 print(f"  DIFFERS: {contender.name}, request {index}", flush=True)
@@ -218,6 +290,7 @@ async def compare(arguments: argparse.Namespace) -> bool:
         f"{sum(bool(one.reasoning) for one in plain.answers)} with reasoning; ended by "
         f"{dict(Counter(one.finish_reason for one in plain.answers))}"
     )
+    print(f"the server's own answers are the same without streaming in {num_unstreamed}")
     print(*(describe(contender, plain) for contender in others), sep="\n")
     for contender in turns:
         await contender.decoder.aclose()
@@ -233,56 +306,81 @@ async def compare(arguments: argparse.Namespace) -> bool:
 
 
 async def sample(arguments: argparse.Namespace) -> bool:
-    """Draws of one request's calls, by plain and by each strategy, whose draft is plain's most frequent answer."""
-    target = open_provider(f"vllm:{arguments.model}@{arguments.url}")
-    base = list_requests("tools", 10, 24)[5]
-    request = replace(base, sampling=Sampling(temperature=1.0, top_k=3))
+    """Draws of one request's calls: by plain, by each strategy with a draft that is often wrong, and with its fault."""
+    target_name = f"vllm:{arguments.model}@{arguments.url}"
+    target = open_provider(target_name)
+    request = make_sampled_request(arguments.max_tokens)
     plain = open_decoder(target, None, "plain", is_eager=False)
-    own = await draw(plain, request, arguments.samples)
-    (favourite, _), *_ = own.most_common(1)
-    written = "\n".join(
-        f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>' for name, given in favourite
-    )
+    own, _ = await draw(plain, request, 2 * arguments.samples)
+    shares = {people: count / own.total() for people, count in own.items() if people != "none"}
+    drafted = min(shares, key=lambda people: abs(shares[people] - DRAFTED_SHARE))
+    print(f"plain: {own.total()} draws, {len(own)} different; the draft, {drafted}, is {shares[drafted]:.0%} of them")
+    await target.aclose()
+    draft = ReferenceDraft(write_call("book", f'{{"city": "London", "people": {drafted}, "hotel": true}}'))
     is_right = True
     for strategy in arguments.strategies:
-        decoder = open_decoder(target, ReferenceDraft(written), strategy, is_eager=True)
-        for _ in range(arguments.warm_up):
-            await decoder.decode(base)
-        drawn = await draw(decoder, request, arguments.samples)
-        other = await draw(plain, request, arguments.samples)
-        faulty = prefer(favourite, drawn)
-        figures = [compare_draws(own + other, counts) for counts in (drawn, faulty)]
-        print(
-            f"{strategy}: {len(own | drawn)} different answers; chi-square {figures[0][0]:.1f} of {figures[0][1]} "
-            f"degrees of freedom; with the planted fault {figures[1][0]:.1f}"
-        )
-        is_right = is_right and is_likely(*figures[0]) and not is_likely(*figures[1])
-    await target.aclose()
+        for is_faulty in (False, True):
+            with planted(strategy) if is_faulty else nullcontext():
+                target = open_provider(target_name)
+                decoder = open_decoder(target, draft, strategy, is_eager=True)
+                for _ in range(arguments.warm_up):
+                    await decoder.decode(replace(request, sampling=GREEDY))
+                drawn, num_accepted = await draw(decoder, request, arguments.samples)
+                chi_square, degrees = compare_draws(own, drawn)
+                print(
+                    f"{strategy}{', with the fault' if is_faulty else ''}: {drawn.total()} draws, {drawn[drafted]} as "
+                    f"drafted; chi-square {chi_square:.1f} of {degrees} degrees of freedom; "
+                    f"{num_accepted} tokens accepted",
+                    flush=True,
+                )
+                await target.aclose()
+            is_right = is_right and is_likely(chi_square, degrees) != is_faulty
     return is_right
+
+
+def make_sampled_request(max_tokens: int) -> ChatRequest:
+    """A call of which the second argument may be many things, and is followed by a third."""
+    calls = [("Book a trip for some people.", "London", 3), ("And another one.", "Rome", 5)]
+    messages: list[dict[str, Any]] = []
+    for index, (question, city, people) in enumerate(calls):
+        arguments = json.dumps({"city": city, "people": people, "hotel": True})
+        call = {"id": f"call_{index}", "type": "function", "function": {"name": "book", "arguments": arguments}}
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "booked"},
+            {"role": "assistant", "content": "It is booked."},
+        ]
+    tools = [make_tool("book", "Book a trip", city=TEXT, people=NUMBER, hotel={"type": "boolean"})]
+    messages.append({"role": "user", "content": "And another one."})
+    return ChatRequest.create(messages, tools=tools, temperature=1.0, top_k=5, max_tokens=max_tokens)
+
+
+def read_people(result: SpeculativeResult) -> str:
+    """What is compared of an answer: how many people the trip is for."""
+    written = "".join(call.arguments for call in result.tool_calls)
+    found = re.search(r'"people": (\d+)', written)
+    return "none" if found is None else found[1]
 
 
 def write_call(name: str, given: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>'
 
 
-async def draw(decoder: SpeculativeDecoder, request: ChatRequest, num_draws: int) -> Counter[Any]:
+async def draw(decoder: SpeculativeDecoder, request: ChatRequest, num_draws: int) -> tuple[Counter[Any], int]:
+    """What was called how often, and how many drafted tokens were accepted."""
     counts: Counter[Any] = Counter()
-    gate = asyncio.Semaphore(4)
+    gate, num_accepted = asyncio.Semaphore(6), 0
 
     async def draw_one() -> None:
+        nonlocal num_accepted
         async with gate:
             result = await decoder.decode(request)
-            counts[tuple((call.name, call.arguments) for call in result.tool_calls)] += 1
+            counts[read_people(result)] += 1
+            num_accepted += result.stats.num_accepted_draft_tokens
 
     await asyncio.gather(*(draw_one() for _ in range(num_draws)))
-    return counts
-
-
-def prefer(favourite: Any, counts: Counter[Any]) -> Counter[Any]:
-    """The same draws, where a third of what the draft does not say became what it says."""
-    faulty = Counter({value: count - count // 3 for value, count in counts.items() if value != favourite})
-    faulty[favourite] = counts.total() - faulty.total()
-    return faulty
+    return counts, num_accepted
 
 
 def compare_draws(expected: Counter[Any], counts: Counter[Any]) -> tuple[float, int]:
@@ -308,6 +406,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=["race", "probe", "score"])
     parser.add_argument("--drafts", nargs="+", default=["lookup", "suffix"])
     parser.add_argument("--requests", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="the first of the requests")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--settle-s", type=float, default=0.0, help="seconds for what is still being found out")

@@ -123,11 +123,15 @@ class MessageParser(Protocol):
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         finish_reason: FinishReason | None,
+        *,
+        by_token: bool = False,
     ) -> ParsedMessage:
         """The message of an answer so far, without the token that ends it; with a finish reason it is whole.
 
-        What it gives for more tokens begins with what it gave for fewer. Ids of calls are new each time. Raises
-        TargetError when the server fails, or does not do this any more, which takes the capability away.
+        What it gives for more tokens begins with what it gave for fewer, but perhaps not where a call is broken: there
+        it is `by_token` that it reads as chat does, which takes a call of the server for each token. Ids of calls are
+        new each time. Raises TargetError when the server fails, or does not do this any more, which takes the
+        capability away.
         """
         ...
 

@@ -30,6 +30,7 @@ from llm_spec.chat import (
     ChatResponse,
     Fallback,
     Finish,
+    FinishReason,
     ReasoningDelta,
     ReasoningDetail,
     Sampling,
@@ -526,15 +527,12 @@ class _MessageAnswer:
         reason = None if finish is None else finish.finish_reason
         try:
             await self._compare_with_chat()
-            message = await self._parser.parse(
-                self._context.request, await self._run.get_prompt_ids(), self._token_ids, reason
-            )
+            message, missing = await self._read_tokens(self._token_ids, reason, self._emitted)
         except LlmSpecError as error:
             raise _ParserError(format_error_line(error)) from error
         self._num_parsed = num_tokens
         ended_s = self._clock()
         self._next_parse_s = ended_s + _PAUSE_PER_PARSE * (ended_s - began_s)
-        missing = self._emitted.list_missing_events(message)
         if missing is None:
             self._reject_parser()
         for event in missing:
@@ -549,13 +547,25 @@ class _MessageAnswer:
         num_tokens, self._num_chat_tokens = self._num_chat_tokens, 0
         if num_tokens:
             written = self._token_ids[:num_tokens]
-            own = await self._parser.parse(self._context.request, await self._run.get_prompt_ids(), written, None)
             by_chat = _Emitted()
             for at, event in self._run.events:
                 if at <= num_tokens:
                     by_chat.add_event(event)
-            if by_chat.list_missing_events(own) != []:
+            _, missing = await self._read_tokens(written, None, by_chat)
+            if missing != []:
                 self._reject_parser()
+
+    async def _read_tokens(
+        self, token_ids: Sequence[int], finish_reason: FinishReason | None, emitted: _Emitted
+    ) -> tuple[ParsedMessage, list[StreamEvent] | None]:
+        """The message of tokens, and what of it was not emitted; None: it does not go on from that."""
+        request, prompt_ids = self._context.request, await self._run.get_prompt_ids()
+        message = await self._parser.parse(request, prompt_ids, token_ids, finish_reason)
+        missing = emitted.list_missing_events(message)
+        if missing is None:
+            message = await self._parser.parse(request, prompt_ids, token_ids, finish_reason, by_token=True)
+            missing = emitted.list_missing_events(message)
+        return message, missing
 
     def _reject_parser(self) -> NoReturn:
         self._parser.reject()

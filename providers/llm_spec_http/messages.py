@@ -61,14 +61,18 @@ class HttpMessageParser:
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         finish_reason: FinishReason | None,
+        *,
+        by_token: bool = False,
     ) -> ParsedMessage:
         if not token_ids:
             return ParsedMessage(finish_reason=finish_reason)
         body = self._build_body(request)
         try:
-            choice = await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)
-            message = _read_message([choice])
-            if any(map(_goes_on_after_its_value, message.tool_calls)):
+            message = ParsedMessage()
+            if not by_token:
+                choice = await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)
+                message = _read_message([choice])
+            if by_token or _has_broken_call(message, is_whole=finish_reason == "stop"):
                 message = await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason)
         except TransientError:
             raise
@@ -146,12 +150,12 @@ class HttpMessageParser:
             return None
         is_cut = response.finish_reason == "length"
         written = answer.token_ids if is_cut else answer.token_ids[:-1]  # without the token that ends it
-        if _strip_ids(await self.parse(request, prompt_ids, written, "length" if is_cut else "stop")) != _strip_ids(
-            own
-        ):
-            return None
-        for num_tokens, message in answer.list_beginnings():
-            if _strip_ids(await self.parse(request, prompt_ids, written[:num_tokens], None)) != _strip_ids(message):
+        whole: tuple[int, ParsedMessage, FinishReason | None] = (len(written), own, "length" if is_cut else "stop")
+        for num_tokens, message, reason in [whole, *((*cut, None) for cut in answer.list_beginnings())]:
+            parsed = await self.parse(request, prompt_ids, written[:num_tokens], reason)
+            if _strip_ids(parsed) != _strip_ids(message):
+                parsed = await self.parse(request, prompt_ids, written[:num_tokens], reason, by_token=True)
+            if _strip_ids(parsed) != _strip_ids(message):
                 return None
         return parts
 
@@ -195,12 +199,17 @@ class _ChatAnswer:
         return _make_message(cast("ChatResponse", builder.add_event(Finish("stop"))))
 
 
-def _goes_on_after_its_value(call: ToolCall) -> bool:
-    """Whether a call's arguments have more after the JSON value that they begin with."""
+def _has_broken_call(message: ParsedMessage, *, is_whole: bool) -> bool:
+    """Whether a call's arguments are not one JSON value; not `is_whole`, the last ones may be the beginning of one."""
+    calls = message.tool_calls
+    return any(_is_broken(call, is_whole=is_whole or call is not calls[-1]) for call in calls)
+
+
+def _is_broken(call: ToolCall, *, is_whole: bool) -> bool:
     try:
         _, end = _DECODER.raw_decode(call.arguments)
-    except ValueError:  # it is not whole
-        return False
+    except ValueError:
+        return is_whole
     return bool(call.arguments[end:].strip())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
+from planted_faults import planted
 from support.message_server import DRAWN, END, MessageServer, call, serving_messages
 from support.probe_targets import Patient
 
@@ -54,6 +56,8 @@ ANSWERS = {
     "both": f"All of its lines, from the first to the last one, in one go: {call('read', json.dumps(list(range(80))))}",
     "text": "There is no file of that name, and there never was one; 3 < 4 and <tool is no mark.",
     "broken": BROKEN,
+    "not JSON": call("read", '{"path": src/app/main.py, "lines": from the first to the last one of all}'),
+    "not JSON, and more": f"{call('read', '{path: a}')}\n{SUM}\n{call('read', '{path: of the other one}')}",
     "brace too many": ONE.replace("}}", "}}}"),
     "thought": THOUGHT,
 }
@@ -171,20 +175,34 @@ async def test_reasoning_without_tools(strategy: str) -> None:
         assert results[-1].fallbacks == ()
 
 
+DRAW = call("add", json.dumps({"a": [0, 0, 0, "#"] * 6}).replace('"#"', "#"))
+LIKELY = 10.6  # of a chi-square with 2 degrees of freedom: one in 200 is above it; every run draws the same
+
+
+async def chi_square_of_drawn_digits(strategy: str) -> float:
+    """Of the digits that are drawn in an argument, with a draft that says that each is a 1."""
+    async with opened(MessageServer({"one": ONE, "draw": DRAW}, token_s=0.01)) as target:
+        decoder = speculate(target, strategy, ReferenceDraft(DRAW.replace("#", "1")))
+        results = [await decoder.decode(ask("draw", temperature=1.0, max_tokens=150)) for _ in range(40)]
+    assert sum(result.stats.num_accepted_draft_tokens for result in results) > len(results)
+    written = "".join(result.tool_calls[0].arguments for result in results)
+    drawn = Counter(re.findall(r"0, 0, 0, (\d)", written))
+    num_drawn = drawn.total()
+    assert num_drawn > 4 * len(results)
+    return sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
+
+
 @pytest.mark.parametrize("strategy", ["race", "probe"])
 async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
-    """The drawn digit of an argument, whatever the draft says it is; a draft's own digit is not preferred."""
-    written = call("add", '{"a": #, "b": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}')
-    drafted = ReferenceDraft(written.replace("#", "2"))
-    num_drawn = 40
-    async with opened(MessageServer({"one": ONE, "draw": written}, token_s=0.001)) as target:
-        decoder = speculate(target, strategy, drafted)
-        results = [await decoder.decode(ask("draw", temperature=1.0)) for _ in range(num_drawn)]
-        assert sum(result.stats.num_accepted_draft_tokens for result in results) > num_drawn
-        drawn = Counter(result.tool_calls[0].arguments[6] for result in results)
-    chi_square = sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
-    assert drawn.keys() <= {text for text, _ in DRAWN}
-    assert chi_square < 27.6  # of 2 degrees of freedom: one in a million
+    """Whatever the draft says; the next test shows that it would be seen."""
+    assert await chi_square_of_drawn_digits(strategy) < LIKELY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["race", "probe"])
+async def test_a_draft_that_is_preferred_where_it_is_right_is_noticed(strategy: str) -> None:
+    with planted(strategy):
+        assert await chi_square_of_drawn_digits(strategy) > LIKELY
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,6 +1,7 @@
-"""Requests with tools at a real vLLM: the message is its chat endpoint's own, with `--enable-scale-out` and without.
+"""Requests with tools at real servers: the message is the chat endpoint's own.
 
-They need a chat model that calls tools in Hermes' form; `LLM_SPEC_PEER_CHAT_MODEL` names its Hugging Face folder.
+At a vLLM they speculate with `--enable-scale-out`. That takes a chat model that calls tools in Hermes' form;
+`LLM_SPEC_PEER_CHAT_MODEL` names its Hugging Face folder. A vLLM without the flag and llama-server stay plain.
 """
 
 from __future__ import annotations
@@ -14,10 +15,19 @@ from typing import Any
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import serve_vllm
+from peers.test_providers import Peer, wait_until_idle
 from support.probe_targets import Patient
 from tool_requests import make_tool_requests
 
-from llm_spec import PromptLookup, Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec import (
+    PromptLookup,
+    Sampling,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+    ToolCallDelta,
+    UnsupportedError,
+)
 from llm_spec.config import StrategyName
 
 pytestmark = pytest.mark.peers
@@ -85,5 +95,45 @@ async def test_a_vllm_without_the_endpoint_stays_plain(vllm_without_parser: str)
         assert {result.strategy for result in speculated} == {"plain"}
         assert speculated[-1].plain_reason == "target"
         assert not any(result.fallbacks for result in speculated)
+    finally:
+        await target.aclose()
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe", "score"])
+async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(
+    vllm_with_parser: str, strategy: StrategyName
+) -> None:
+    """Of an answer, its streams and its rows; by the server's own count."""
+    peer = Peer("vllm", vllm_with_parser, "chat", "vllm:num_requests_running", "vllm:generation_tokens_total")
+    target = peer.open()
+    try:
+        await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
+        await answer_all(target, strategy)
+        decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy=strategy))
+        decoder._planner.pair_stats = Patient()
+        num_running = 0.0
+        for request in REQUESTS:
+            async with decoder.stream(replace(request, max_tokens=400)) as events:
+                async for event in events:
+                    if isinstance(event, ToolCallDelta) and event.arguments:
+                        num_running += await peer.num_running()
+                        break
+        await wait_until_idle(peer)
+        assert num_running > 0
+    finally:
+        await target.aclose()
+
+
+async def test_llama_server_stays_plain_with_tools(llama_target: str) -> None:
+    """It has no call that reads token ids as its chat does, and holds calls to a grammar."""
+    target = HttpProvider("target", base_url=llama_target, dialect=DIALECTS["llamacpp"])
+    try:
+        plain = await answer_all(target, "plain")
+        decided = await answer_all(target, "auto")
+        assert [message(result) for result in decided] == [message(result) for result in plain]
+        assert {result.strategy for result in decided} == {"plain"}
+        assert (decided[-1].plain_reason, decided[-1].plain_detail) == ("request", "the request sets tools")
+        with pytest.raises(UnsupportedError, match="the request sets tools"):
+            await answer_all(target, "race")
     finally:
         await target.aclose()

@@ -1,0 +1,59 @@
+"""Faults that a test of sampled answers must find: where the draft is right, that is preferred.
+
+`planted(strategy)` has every decoder that is opened within it answer with the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+from llm_spec_http.tokens import HttpTokenEndpoint
+
+from llm_spec import SampledToken, Sampling
+from llm_spec.strategies.race_stream import RaceStream
+from llm_spec.strategies.stream_chain import StreamChain
+
+__all__ = ["planted"]
+
+_NUM_DRAWS: Final = 4
+
+
+class _DraftedFirst(StreamChain):
+    """Where a stream departs from the draft, the one that was begun behind it is believed."""
+
+    def _handle_departure_from_draft(self, stream: RaceStream) -> None:
+        behind = self.streams[self.streams.index(stream) + 1 :]
+        if stream.expected_ids is None or not behind or behind[0].timer.first_s is None:
+            super()._handle_departure_from_draft(stream)
+            return
+        stream.text, stream.token_ids = stream.expected, list(stream.expected_ids)
+        stream.num_tokens = len(stream.expected_ids)
+        self._hand_over_to_next_stream(stream)
+
+
+class _DrawnAgain(HttpTokenEndpoint):
+    """Each row is drawn several times, and the draft's token is taken where it is among them."""
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
+        drawn = [await super(_DrawnAgain, self).sample_next(prefixes, sampling) for _ in range(_NUM_DRAWS)]
+        drafted_ids = [*(prefix[-1] for prefix in prefixes[1:]), None]
+        return [
+            next((token for token in tokens if token.token_id == drafted_id), tokens[0])
+            for *tokens, drafted_id in zip(*drawn, drafted_ids, strict=True)
+        ]
+
+
+_FAULTS: Final[dict[str, tuple[str, type[Any]]]] = {
+    "race": ("llm_spec.strategies.race.StreamChain", _DraftedFirst),
+    "probe": ("llm_spec_http.provider.HttpTokenEndpoint", _DrawnAgain),
+}
+
+
+@contextmanager
+def planted(strategy: str) -> Generator[None]:
+    """The strategy with its fault; providers have it that are made within."""
+    with patch(*_FAULTS[strategy]):
+        yield
