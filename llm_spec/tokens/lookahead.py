@@ -255,7 +255,7 @@ _SETTLED_ROUNDS = 16  # speculation that lasted this long was no mistake: the ne
 _MIN_SPEEDUP = 1.02  # an expected gain below this is within the noise of the estimates: plain is the safe choice
 _SLIM_SPEEDUP = 2.0  # below this, what a plain step really costs matters enough to take one now and then
 _PLAIN_EVERY = 64  # rounds
-_CAUTION = 0.3  # by how much more than it costs a draft must be worth to be verified, while little has been measured
+_CAUTION = 0.3  # tokens that a draft must bring, beyond its price, for each plain step that it costs; fewer with time
 _MAX_LOSS_STEPS = 2.0  # plain steps that an answer may lose by drafts that cost more than one,
 _MAX_LOSS_SHARE = 0.02  # and so many for each of its tokens; what drafts have won may be lost again
 _FREE_DRAFT_COST = 0.01  # plain steps; a draft whose tokens cost less may be asked in every round
@@ -337,17 +337,21 @@ class _CostAwareController:
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
         if self._is_trial_due:
             return len(confidences)
-        best, best_gain, tokens, survival = 0, 0.0, 0.0, 1.0
+        if self._plain_steps and self._best:
+            return 0  # a plain step is due, to see what it costs
         max_loss = self._won_steps + _MAX_LOSS_STEPS + _MAX_LOSS_SHARE * self._num_tokens
         max_extra_s = max(max_loss, 1.0) * self._passes.plain_s
-        price = self._rate * (1.0 + _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE))
+        caution = _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE)
+        price = self._rate + caution / max(self._passes.plain_s, 1e-12)
+        best, best_gain, tokens, survival = 0, 0.0, 0.0, 1.0
         for count, confidence in enumerate(confidences, 1):
+            extra_s = self._passes.estimate_s(count + 1) - self._passes.plain_s
+            if extra_s > max_extra_s:
+                break
             survival *= self._estimate_acceptance_at_confidence(confidence)
             tokens += survival
-            extra_s = self._passes.estimate_s(count + 1) - self._passes.plain_s
-            gain = tokens - price * extra_s
-            if gain > best_gain and extra_s <= max_extra_s:
-                best, best_gain = count, gain
+            if tokens - price * extra_s > best_gain:
+                best, best_gain = count, tokens - price * extra_s
         return best
 
     def _estimate_acceptance_at_confidence(self, confidence: float | None) -> float:

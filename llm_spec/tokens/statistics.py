@@ -20,7 +20,11 @@ __all__ = [
 _OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
 _DOUBT = 0.1  # what earlier evidence is worth once it has been refuted
-_WIDE_WEIGHT = 4.0  # passes: what is believed of several tokens' cost counts as so many of each kind
+_WIDE_WEIGHT = 4.0  # passes: what is believed of several tokens' cost counts as so many,
+_WIDE_TOLERANCE = (
+    0.2  # passes of one token: and where measured times differ from it by more than that, which is no noise,
+)
+_REFUTED_WIDE_WEIGHT = 0.3  # as so many
 _TOKEN_WEIGHT = 6.4  # the same of each token's: as a tenth of a pass that has eight more
 
 
@@ -245,12 +249,14 @@ class PassCostEstimate:
         """
         alone, alone_y = self._alone
         weight, sum_x, sum_xx, sum_y, sum_xy = self._wide
-        p_wide, q_token = _WIDE_WEIGHT * self._prior_wide, _TOKEN_WEIGHT * self._prior_token
+        is_refuted = abs(self.wide_s - self._prior_wide * self.plain_s) > _WIDE_TOLERANCE * self.plain_s
+        wide_weight = _REFUTED_WIDE_WEIGHT if is_refuted else _WIDE_WEIGHT
+        p_wide, q_token = wide_weight * self._prior_wide, _TOKEN_WEIGHT * self._prior_token
         first = alone + weight + p_wide * self._prior_wide + q_token * self._prior_token
         plain_s, wide_s, per_token_s = _solve_three(
             (
                 (first, weight - p_wide, sum_x - q_token, alone_y + sum_y),
-                (weight - p_wide, weight + _WIDE_WEIGHT, sum_x, sum_y),
+                (weight - p_wide, weight + wide_weight, sum_x, sum_y),
                 (sum_x - q_token, sum_x, sum_xx + _TOKEN_WEIGHT, sum_xy),
             )
         )

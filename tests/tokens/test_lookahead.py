@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from llm_spec.contract.local import PassCosts
 from llm_spec.errors import ConfigError
 from llm_spec.tokens.lookahead import (
     CostAware,
@@ -232,6 +233,70 @@ def test_low_confidence_stops_the_draft() -> None:
     controller = CostAware().start()
     assert controller.wants_more([0.99])
     assert not controller.wants_more([0.99, 0.01])
+
+
+# ------------------------------------------------------------------------------- passes of several tokens
+# WIDE: as llama.cpp on a CPU, two tokens take 2.5 times as long as one, and 17 6.25 times.
+
+WIDE: dict[str, float] = {"slope": 0.25, "wide": 1.25}
+
+
+def learn_wide_costs(num_right: int = 0, num_tokens: int = 0) -> LookaheadController:
+    """A controller that knows WIDE, after so many tokens of a sure draft of which the first ones are right a round."""
+    controller = LookaheadCostMemory().apply(CostAware(), PassCosts(1.25, 0.25)).start()
+    for _ in range(num_tokens):
+        controller.update(RoundFeedback(0, 0, 1e-5, 0.02, (0.95,), num_right))
+    return controller
+
+
+def test_only_a_long_and_sure_draft_is_verified_where_several_tokens_cost_much() -> None:
+    """The first token costs more than it can bring, and those after it little: all of them or none."""
+    controller = learn_wide_costs(num_right=1, num_tokens=200)
+    chosen = [controller.choose_num_verified([0.95] * count) for count in range(17)]
+    assert (chosen[:5], chosen[-1]) == ([0] * 5, 16)
+    assert set(chosen[5:]) <= {0, *range(5, 17)}
+    assert controller.choose_num_verified([0.95, 0.3, *[0.95] * 14]) == 0
+
+
+def test_a_draft_that_is_not_verified_shows_what_it_is_worth() -> None:
+    """It is compared with what plain steps emit: believed after it was right, and not after it was wrong."""
+    draft = [0.95] * 16
+    assert learn_wide_costs(num_right=1, num_tokens=250).choose_num_verified(draft) == 16
+    assert learn_wide_costs(num_right=0, num_tokens=250).choose_num_verified(draft) == 0
+
+
+def test_an_answer_risks_some_steps_and_what_it_has_won() -> None:
+    """Costly drafts that fail are left alone before they have taken a tenth of the time, and those that win are not."""
+    lost, won = learn_wide_costs(), learn_wide_costs()
+    for _ in range(2):
+        lost.update(RoundFeedback(8, 0, 1e-5, 0.02 * 4.25, (0.95,) * 8, 0))
+        won.update(RoundFeedback(8, 8, 1e-5, 0.02 * 4.25, (0.95,) * 8, 8))
+    for _ in range(40):
+        lost.update(RoundFeedback(0, 0, 1e-5, 0.02, (0.95,), 1))
+    assert lost.choose_num_verified([1.0] * 16) == 0
+    assert won.choose_num_verified([1.0] * 16) == 16
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.7, 0.95])
+def test_cost_aware_comes_close_to_the_best_where_several_tokens_cost_much(acceptance: float) -> None:
+    """0.95 of the best of plain steps and fixed lookaheads, with a draft that costs next to nothing."""
+    tokens = [(1 - acceptance ** (g + 1)) / (1 - acceptance) for g in range(17)]
+    best = max(1.0, *(tokens[g] / (2.25 + 0.25 * g) for g in range(1, 17)))
+    found = simulate(CostAware(), constant(acceptance), 1e-4, num_tokens=6000, **WIDE)
+    assert found >= 0.95 * best
+
+
+def test_costs_of_wide_passes_are_those_of_earlier_requests_before_the_targets_own() -> None:
+    """What was measured when the target was loaded counts until a request has measured it."""
+    memory, measured = LookaheadCostMemory(), PassCosts(1.25, 0.25)
+    before = memory.apply(CostAware(), measured)
+    memory.observe({"plain_step_s": 0.02, "draft_token_s": 0.001, "verify_token_s": 0.002, "wide_pass_s": 0.01})
+    after = memory.apply(CostAware(), measured)
+    assert (before, memory.apply(Fixed(3), measured)) == (
+        CostAware(prior_wide_cost=1.25, prior_verify_cost=0.25),
+        Fixed(3),
+    )
+    assert after == CostAware(prior_draft_cost=0.05, prior_wide_cost=0.5, prior_verify_cost=0.1)
 
 
 # -------------------------------------------------------------------------------------------------- limits
