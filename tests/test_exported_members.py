@@ -62,7 +62,8 @@ def test_the_public_names_are_these() -> None:
         GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings
         LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PassCosts
         PassTimingModel PerRequestDraft PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry
-        ReadyStrategy ReasoningDelta ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling
+        ReadyStrategy ReasoningDelta ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy
+        Round SampledToken Sampling
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
         StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport TextDelta
         TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
