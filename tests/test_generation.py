@@ -168,7 +168,10 @@ def choose_policies() -> dict[tuple[str, str], list[str]]:
     """For each draft and options three policies, other ones for the next; each meets every draft and every option."""
     names = list(POLICIES)
     pairs = enumerate(itertools.product(DRAFTS, OPTIONS))
-    return {pair: [names[(number + shift) % len(names)] for shift in (0, 4, 8)] for number, pair in pairs}
+    return {
+        pair: [names[(number + number // len(names) + shift) % len(names)] for shift in (0, 4, 8)]
+        for number, pair in pairs
+    }
 
 
 POLICIES_OF_PAIR = choose_policies()
@@ -297,14 +300,13 @@ def test_a_rejection_brings_the_targets_own_token() -> None:
 
 def test_tokens_that_are_not_verified_are_compared_with_the_answer() -> None:
     """So that it is known how good a draft is that is not believed; they count as drafted nowhere else."""
-    target, lookahead = TableModel(tokenizer=LETTERS, seed=3), PartlyVerified()
-    request = letters_request(Sampling(temperature=0))
-    plain = text_of(events_of(target, request))
-    given = plain[:9] + "a" + plain[10:]
-    rounds = rounds_of(events_of(target, request, ReferenceDraft(given), lookahead=lookahead))
+    target, lookahead = TableModel(STORY, order=24), PartlyVerified()
+    draft = ReferenceDraft(STORY[:9] + "X" + STORY[10:])
+    events = events_of(target, ChatRequest.create("tell", max_tokens=60), draft, lookahead=lookahead)
     seen = [(report.num_draft_tokens, len(report.confidences), report.num_right) for report in lookahead.reports]
-    assert [report.num_draft_tokens for report in rounds] == [num_draft for num_draft, _, _ in seen]
     assert seen[:3] == [(0, 6, 1), (5, 6, 6), (3, 6, 2)]
+    assert [report.num_draft_tokens for report in rounds_of(events)] == [num_draft for num_draft, _, _ in seen]
+    assert STORY.startswith(text_of(events))
 
 
 def test_a_token_that_was_drawn_is_verified_whatever_the_policy_would_rather_have() -> None:
