@@ -30,7 +30,14 @@ from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 from llm_spec.verifiers import DeviceVerifier, HostVerifier, VerifiedProposal, Verifier
 
-__all__ = ["Generation", "GenerationLimits", "TokenRound", "decode_rounds"]
+__all__ = [
+    "Generation",
+    "GenerationLimits",
+    "TokenRound",
+    "count_right_tokens",
+    "count_worth_verifying",
+    "decode_rounds",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

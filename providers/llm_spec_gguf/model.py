@@ -97,12 +97,15 @@ class GgufModel:
         """What exact passes look like on this machine, in one line."""
         if self._found is None:
             return "rows depend on the width of a pass"
-        found, widths = self._found, ", ".join(map(str, self._found.widths))
+        found = self._found
+        widths = ", ".join(f"{width} ({found.pass_s[width] / found.pass_s[1]:.2f}x)" for width in found.widths)
         costs = (
             f"a plain step {found.plain_cost:.2f}x, several rows at once at best {found.verifying_speed:.2f}x the speed"
         )
         drafts = "nothing is drafted" if self.max_width == 1 else f"up to {self.max_width - 1} tokens are drafted"
-        return f"equal bits with {self._value_type} values in passes of {widths} rows: {costs}; {drafts}"
+        return (
+            f"equal bits with {self._value_type} values in passes of {widths} rows (and their times): {costs}; {drafts}"
+        )
 
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""

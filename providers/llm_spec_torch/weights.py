@@ -55,12 +55,12 @@ def convert_module_to_network(
     kinds, kind_of = _read_layer_kinds(body.rotary_emb, config, len(body.layers), num_positions)
     vocab_size = int(module.lm_head.weight.shape[0])
     table = body.embed_tokens.weight.detach()
-    if embedding is None:  # on a CPU a copy, as a part of a mapped file would keep all of it in memory
-        embedding = table.clone() if table.device.type == "cpu" else table
+    if embedding is None and table.device.type == "cpu":
+        embedding = table.clone()  # a part of a mapped file would keep all of it in memory
     final_norm, head = _fold_norm_into_linears(body.norm, [module.lm_head])
     scale: Any = getattr(body.embed_tokens, "embed_scale", None)
     return TransformerNetwork(
-        embedding=embedding,
+        embedding=table if embedding is None else embedding,
         dtype=table.dtype,
         embedding_scale=None if scale is None else scale.detach().to(table.dtype),
         layers=tuple(_read_layer_weights(layer, kind_of[index]) for index, layer in enumerate(body.layers)),

@@ -236,13 +236,11 @@ def test_low_confidence_stops_the_draft() -> None:
 
 
 # ------------------------------------------------------------------------------- passes of several tokens
-# WIDE: as llama.cpp on a CPU, two tokens take 2.5 times as long as one, and 17 6.25 times.
-
-WIDE: dict[str, float] = {"slope": 0.25, "wide": 1.25}
+# As llama.cpp on a CPU: two tokens take 2.5 times as long as one, and 17 take 6.25 times as long.
 
 
 def learn_wide_costs(num_right: int = 0, num_tokens: int = 0) -> LookaheadController:
-    """A controller that knows WIDE, after so many tokens of a sure draft of which the first ones are right a round."""
+    """A controller that knows them, after so many tokens of a sure draft of which the first ones are right a round."""
     controller = LookaheadCostMemory().apply(CostAware(), PassCosts(1.25, 0.25)).start()
     for _ in range(num_tokens):
         controller.update(RoundFeedback(0, 0, 1e-5, 0.02, (0.95,), num_right))
@@ -282,7 +280,7 @@ def test_cost_aware_comes_close_to_the_best_where_several_tokens_cost_much(accep
     """0.95 of the best of plain steps and fixed lookaheads, with a draft that costs next to nothing."""
     tokens = [(1 - acceptance ** (g + 1)) / (1 - acceptance) for g in range(17)]
     best = max(1.0, *(tokens[g] / (2.25 + 0.25 * g) for g in range(1, 17)))
-    found = simulate(CostAware(), constant(acceptance), 1e-4, num_tokens=6000, **WIDE)
+    found = simulate(CostAware(), constant(acceptance), 1e-4, slope=0.25, num_tokens=6000, wide=1.25)
     assert found >= 0.95 * best
 
 
