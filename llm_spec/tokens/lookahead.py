@@ -267,7 +267,7 @@ class CostAware:
 
     prior_acceptance, prior_draft_cost, prior_verify_cost, prior_wide_cost: what is believed before the first round.
     Costs are in plain steps of the target: of drafting a token, of verifying one token more, and what a pass of several
-    takes longer however many they are. From a decoder's second request on they are what its earlier ones measured, and
+    takes longer however many they are, which may be below 0, but two take no less time than one. From a decoder's second request on they are what its earlier ones measured, and
     before what the target measured when it was loaded, if it did.
     half_life: judged tokens after which a token's weight in the acceptance has halved.
     """
@@ -285,7 +285,7 @@ class CostAware:
         check_number(ConfigError, "prior_acceptance", self.prior_acceptance, 0.0, 1.0)
         check_number(ConfigError, "prior_draft_cost", self.prior_draft_cost, 0.0)
         check_number(ConfigError, "prior_verify_cost", self.prior_verify_cost, 0.0)
-        check_number(ConfigError, "prior_wide_cost", self.prior_wide_cost, -1.0)
+        check_number(ConfigError, "prior_wide_cost", self.prior_wide_cost, -self.prior_verify_cost)
 
     def start(self) -> LookaheadController:
         return _CostAwareController(self)
@@ -480,7 +480,8 @@ class LookaheadCostMemory:
         if self._wide.value is not None and self._verify.value is not None:
             measured = PassCosts(self._wide.value, self._verify.value)
         if measured is not None:
-            policy = replace(policy, prior_wide_cost=measured.wide, prior_verify_cost=measured.per_token)
+            per_token = max(measured.per_token, 0.0)
+            policy = replace(policy, prior_wide_cost=max(measured.wide, -per_token), prior_verify_cost=per_token)
         return policy
 
 

@@ -284,6 +284,15 @@ def test_cost_aware_comes_close_to_the_best_where_several_tokens_cost_much(accep
     assert found >= 0.95 * best
 
 
+@pytest.mark.parametrize("costs", [PassCosts(-2.5, 1.2), PassCosts(-0.3, -0.1), PassCosts(50.0, 0.0)])
+def test_costs_that_were_measured_while_the_machine_was_busy_are_no_error(costs: PassCosts) -> None:
+    """Two tokens take no less time than one, whatever was measured."""
+    policy = LookaheadCostMemory().apply(CostAware(), costs)
+    assert isinstance(policy, CostAware)
+    assert policy.prior_wide_cost >= -policy.prior_verify_cost
+    assert policy.start().limit() == 16
+
+
 def test_costs_of_wide_passes_are_those_of_earlier_requests_before_the_targets_own() -> None:
     """What was measured when the target was loaded counts until a request has measured it."""
     memory, measured = LookaheadCostMemory(), PassCosts(1.25, 0.25)
