@@ -267,8 +267,8 @@ class CostAware:
 
     prior_acceptance, prior_draft_cost, prior_verify_cost, prior_wide_cost: what is believed before the first round.
     Costs are in plain steps of the target: of drafting a token, of verifying one token more, and what a pass of several
-    takes longer however many they are, which may be below 0, but two take no less time than one. From a decoder's second request on they are what its earlier ones measured, and
-    before what the target measured when it was loaded, if it did.
+    takes longer however many they are; that may be below 0, but two take no less time than one. From a decoder's second
+    request on they are what its earlier ones measured, and before what the target measured when it was loaded.
     half_life: judged tokens after which a token's weight in the acceptance has halved.
     """
 
