@@ -33,7 +33,7 @@ _WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that ar
 _WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # wider passes are read by kernels for 8 or 4 rows, where there are such
 # What drafting may cost where no draft is right, and must gain where one always is
 _MAX_PLAIN_COST: Final = 1.1
-_MIN_VERIFYING_SPEED: Final = 1.3
+_MIN_VERIFYING_SPEED: Final = 2.0
 _MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
 _FIRST_CAPACITY: Final = 1024  # tokens a session's cache has room for at first
 _MAX_IDLE_CONTEXTS: Final = 2  # of closed sessions, kept for the next ones: to make one takes as long as some tokens
