@@ -41,6 +41,7 @@ from llm_spec import (
     TokenSession,
 )
 from llm_spec.drafting.optional_members import open_token_draft
+from llm_spec.generation import count_right_tokens, count_worth_verifying
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.proposer import Proposer
 from llm_spec.tokens.lookahead import CostAware, RoundFeedback
@@ -203,15 +204,17 @@ def write_turn(drafter: TokenDrafter, model: TokenModel, turn: Turn, sums: Sums,
     lookahead = CostAware().start()
     while num_left := len(prompt_ids) + len(answer_ids) - len(context_ids):
         started = time.perf_counter()
-        proposal = proposer.propose(lookahead, min(num_left - 1, MAX_WIDTH - 1))
+        proposed = proposer.propose(lookahead, min(num_left - 1, MAX_WIDTH - 1))
+        proposal = proposed[: count_worth_verifying(proposed, lookahead)]
         sums.draft_s += time.perf_counter() - started
         rest = answer_ids[len(answer_ids) - num_left :]
         agree = (token.token_id == right for token, right in zip(proposal, rest, strict=False))
         num_accepted = sum(1 for _ in itertools.takewhile(bool, agree))
         context_ids += rest[: num_accepted + 1]
-        verify_s, draft_s = 1 + 0.05 * len(proposal), 0.002 * len(proposal)
-        confidences = tuple(token.confidence for token in proposal)
-        lookahead.update(RoundFeedback(len(proposal), num_accepted, draft_s, verify_s, confidences))
+        verify_s, draft_s = 1 + 0.05 * len(proposal), 0.002 * len(proposed)
+        confidences = tuple(token.confidence for token in proposed)
+        num_right = count_right_tokens(proposed, rest[: num_accepted + 1])
+        lookahead.update(RoundFeedback(len(proposal), num_accepted, draft_s, verify_s, confidences, num_right))
         sums.num_rounds += 1
         sums.cost += verify_s + draft_s
         sums.accepted[getattr(draft, "source", "?")] += num_accepted

@@ -1,7 +1,8 @@
 """A GGUF file through `gguf:` beside llama.cpp's own decoding, in one run: plain, and with drafts that copy.
 
     python benchmarks/gguf_model.py MODEL.gguf [--threads 1 2] [--temperatures 0 0.7] [--prompts 10] [--max-tokens 64]
-                                    [--no-llama-class] [--max-width 16] [--cpu-time]
+                                    [--no-llama-class] [--max-width 16] [--cpu-time] [--only NAME ...]
+                                    [--kinds copy open] [--answers FILE]
 
 `llama.cpp` is a loop over llama.cpp's functions without this library: its default cache, its own sampler. `llama-cpp`
 and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
@@ -23,8 +24,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from answer_log import Answer, AnswerLog
 from llm_spec_gguf import GgufModel, GgufOptions, GgufProvider
 
 from llm_spec import (
@@ -41,8 +43,7 @@ llama: Any = importlib.import_module("llama_cpp.llama_cpp")
 Llama: Any = importlib.import_module("llama_cpp").Llama
 LlamaPromptLookup: Any = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
 
-COPY: Final = ("edit", "quote", "code 1", "code 2")
-OPEN: Final = ("open", "summary", "code 3", "json 4")
+KINDS: Final = {"copy": ("edit", "quote", "code 1", "code 2"), "open": ("open", "summary", "code 3", "json 4")}
 CONTEXT: Final = 2048
 SEED: Final = 1
 HAS_CPU_TIME: Final = "--cpu-time" in sys.argv
@@ -51,18 +52,6 @@ HAS_CPU_TIME: Final = "--cpu-time" in sys.argv
 def read_clock() -> float:
     """Seconds; of this process alone where `--cpu-time` is given."""
     return time.process_time() if HAS_CPU_TIME else time.perf_counter()
-
-
-class Answer(NamedTuple):
-    """What a contender said, and how fast."""
-
-    num_tokens: int
-    seconds: float
-    text: str
-
-    @property
-    def seconds_per_token(self) -> float:
-        return self.seconds / self.num_tokens
 
 
 Contender = Callable[[ChatRequest], Awaitable[Answer]]
@@ -169,14 +158,20 @@ def describe(name: str, answers: Sequence[Answer], plain: Sequence[Answer], refe
     return "  ".join([*columns, f"same {same} of {len(answers)}"])
 
 
-async def compare(contenders: dict[str, Contender], requests: Sequence[ChatRequest]) -> dict[str, list[Answer]]:
+async def compare(
+    contenders: dict[str, Contender], requests: Sequence[ChatRequest], log: AnswerLog, what: str
+) -> dict[str, list[Answer]]:
     """The answers of all contenders, which take turns at being the first."""
     answers: dict[str, list[Answer]] = {name: [] for name in contenders}
     names = list(contenders)
     for number, request in enumerate(requests):
         turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            answers[name].append(await contenders[name](request))
+        key = f"{what}: {request.messages[0].text}"
+        if (given := log.get(key)) is None:
+            given = {name: await contenders[name](request) for name in names[turn:] + names[:turn]}
+            log.add(key, given)
+        for name in names:
+            answers[name].append(given[name])
     return answers
 
 
@@ -197,8 +192,9 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     assert isinstance(model, GgufModel)
     memory_mb = read_memory_mb() - before_mb
     print(f"\n{threads} threads: loaded in {load_s:.2f} s, {memory_mb:.0f} MB; {model.describe_passes()}")
+    log = AnswerLog(options.answers)
     for temperature in options.temperatures:
-        for kind, kinds in (("copy", COPY), ("open", OPEN)):
+        for kind, kinds in ((kind, kinds) for kind, kinds in KINDS.items() if kind in options.kinds):
             contenders = {
                 "llama.cpp": make_llama_cpp(options.model, model, threads),
                 "gguf": make_gguf(provider, None),
@@ -209,6 +205,11 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
             if not temperature and options.llama_class:
                 contenders["llama-cpp"] = make_llama_class(options.model, model, threads, has_lookup=False)
                 contenders["llama-cpp lookup"] = make_llama_class(options.model, model, threads, has_lookup=True)
+            contenders = {
+                name: contender
+                for name, contender in contenders.items()
+                if name in {"llama.cpp", "gguf"} or any(part in name for part in options.only)
+            }
             requests = [
                 ChatRequest.create(
                     list(prompt.turns[0]), temperature=temperature, seed=SEED, max_tokens=options.max_tokens
@@ -217,7 +218,8 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
             ]
             for contender in contenders.values():  # nothing is loaded or allocated while it is measured
                 await contender(replace(requests[0], max_tokens=2))
-            answers = await compare(contenders, requests)
+            what = f"{options.model.name}, {threads} threads, {temperature:g}, {options.max_tokens} tokens"
+            answers = await compare(contenders, requests, log, f"{what}, {', '.join(contenders)}")
             print(f"{kind}, temperature {temperature}: ratio to gguf without a draft, and to llama.cpp's own loop")
             for name, given in answers.items():
                 print("  " + describe(name, given, answers["gguf"], answers["llama.cpp"]), flush=True)
@@ -234,6 +236,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--no-llama-class", dest="llama_class", action="store_false", help="without llama-cpp-python's")
     parser.add_argument("--max-width", type=int, help="drafts even where they do not pay")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of names; plain decoding is always there")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of prompts")
+    parser.add_argument("--answers", type=Path, help="keep answers in this file, and go on with those that it has")
     parser.add_argument("--cpu-time", action="store_true", help="of this process: with one thread, on a busy machine")
     options = parser.parse_args()
     for threads in options.threads:

@@ -1,7 +1,8 @@
 """A real chat model through `torch:` beside transformers on the CPU: plain, and with each side's own drafts.
 
     python benchmarks/torch_chat.py FOLDER [--threads 1 2] [--temperatures 0 0.7] [--num-prompts 10] [--max-tokens 64]
-                                    [--repeats 2] [--early-exit 8] [--only NAME ...]
+                                    [--repeats 2] [--early-exit 8] [--only NAME ...] [--kinds copy open] [--no-loading]
+                                    [--answers FILE]
 
 FOLDER holds a small instruct model, such as SmolLM2-135M-Instruct. Ten prompts ask for copies (edits, quotes, JSON; the
 package's own prompts), ten are open questions. Each number of threads has a process of its own, and so has each side
@@ -23,12 +24,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
+from answer_log import Answer, AnswerLog
 from llm_spec_torch import TorchModel, TorchProvider
 
-from llm_spec import ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
+from llm_spec import CascadeDraft, ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
 from llm_spec.bench.prompts import get_default_prompts
 
 transformers: Any = importlib.import_module("transformers")  # of which little is typed
@@ -44,19 +46,6 @@ OPEN_QUESTIONS: Final = (
 )
 TORCH_PLAIN: Final = "torch: plain"
 HF_PLAIN: Final = "transformers plain"
-
-
-class Answer(NamedTuple):
-    """What a contender said, and how fast."""
-
-    num_tokens: int
-    seconds: float
-    text: str
-
-    @property
-    def s_per_token(self) -> float:
-        """Seconds a token; an answer without any counts as one of one."""
-        return self.seconds / max(1, self.num_tokens)
 
 
 Contender = Callable[[ChatRequest], Answer]
@@ -127,11 +116,16 @@ def make_contenders(hf: tuple[Any, Any], exact: TorchModel, loose: TorchModel, e
         "torch: lookup": make_torch_contender(PromptLookup(), target),
         "torch: suffix": make_torch_contender(SuffixDraft(), target),
         "torch: early exit": make_torch_contender(first_layers, target),
+        "torch: lookup+early exit": make_torch_contender(CascadeDraft(PromptLookup(), first_layers), target),
     }
 
 
 def measure(
-    contenders: dict[str, Contender], requests: Sequence[ChatRequest], best: dict[tuple[str, int], Answer]
+    contenders: dict[str, Contender],
+    requests: Sequence[ChatRequest],
+    best: dict[tuple[str, int], Answer],
+    log: AnswerLog,
+    what: str,
 ) -> None:
     """Let every contender answer every request, and keep the fastest of its answers in `best`."""
     names = list(contenders)
@@ -139,10 +133,13 @@ def measure(
         contender(ChatRequest.create("Say hello.", max_tokens=4))
     for number, request in enumerate(requests):
         shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            answer = contenders[name](request)
+        key = f"{what}: {request.messages[0].text}"
+        if (answers := log.get(key)) is None:
+            answers = {name: contenders[name](request) for name in names[shift:] + names[:shift]}
+            log.add(key, answers)
+        for name, answer in answers.items():
             known = best.get((name, number))
-            if known is None or answer.s_per_token < known.s_per_token:
+            if known is None or answer.seconds_per_token < known.seconds_per_token:
                 best[name, number] = answer
 
 
@@ -154,8 +151,8 @@ def print_table(title: str, names: Sequence[str], best: dict[tuple[str, int], An
         plain_name = HF_PLAIN if name.startswith("transformers") else TORCH_PLAIN
         plain = [best[plain_name, number] for number in numbers]
         hf = [best[HF_PLAIN, number] for number in numbers]
-        to_hf = statistics.median(b.s_per_token / a.s_per_token for a, b in zip(own, hf, strict=True))
-        ratios = [b.s_per_token / a.s_per_token for a, b in zip(own, plain, strict=True)]
+        to_hf = statistics.median(b.seconds_per_token / a.seconds_per_token for a, b in zip(own, hf, strict=True))
+        ratios = [b.seconds_per_token / a.seconds_per_token for a, b in zip(own, plain, strict=True)]
         same = sum(a.text == b.text for a, b in zip(own, plain, strict=True))
         speed = sum(a.num_tokens for a in own) / sum(a.seconds for a in own)
         print(
@@ -194,7 +191,8 @@ def compare(arguments: argparse.Namespace, threads: int) -> None:
     exact = TorchModel(arguments.folder, device="cpu", max_requests=1)
     loose = TorchModel(arguments.folder, device="cpu", max_requests=1, exact=False)
     print(f"widths of equal bits: {list(exact.pass_widths)}" if exact.same_text else "no widths of equal bits")
-    prompts = make_prompts(arguments.num_prompts)
+    log = AnswerLog(arguments.answers)
+    prompts = {kind: texts for kind, texts in make_prompts(arguments.num_prompts).items() if kind in arguments.kinds}
     for temperature in arguments.temperatures:
         requests = [
             ChatRequest.create(text, max_tokens=arguments.max_tokens, temperature=temperature, seed=1)
@@ -203,11 +201,12 @@ def compare(arguments: argparse.Namespace, threads: int) -> None:
         ]
         best: dict[tuple[str, int], Answer] = {}
         names: Sequence[str] = ()
-        for _ in range(arguments.repeats):
+        for repeat in range(arguments.repeats):
             contenders = make_contenders(hf, exact, loose, arguments.early_exit)
             contenders = {n: c for n, c in contenders.items() if "plain" in n or any(o in n for o in arguments.only)}
             names = list(contenders)
-            measure(contenders, requests, best)
+            options = f"{arguments.max_tokens} tokens, {', '.join(contenders)}"
+            measure(contenders, requests, best, log, f"{threads} threads, {temperature:g}, {repeat}, {options}")
         start = 0
         for kind, texts in prompts.items():
             title = f"{threads} threads, temperature {temperature:g}, {len(texts)} {kind} prompts"
@@ -225,6 +224,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--early-exit", type=int, default=8)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names; plain decoding is always there")
+    parser.add_argument("--kinds", nargs="+", default=["copy", "open"], choices=["copy", "open"], help="of prompts")
+    parser.add_argument("--no-loading", dest="loading", action="store_false", help="without the time of loading")
+    parser.add_argument("--answers", type=Path, help="keep answers in this file, and go on with those that it has")
     parser.add_argument("--part", choices=["transformers", "torch:", "compare"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part == "compare":
@@ -234,7 +236,8 @@ def main() -> None:
     else:
         print(f"torch {torch.__version__}, float32, {torch.backends.cpu.get_cpu_capability()}")
         for threads in arguments.threads:
-            for part in ("transformers", "torch:", "torch:", "compare"):  # twice: what was found once is kept
+            loading = ("transformers", "torch:", "torch:") if arguments.loading else ()  # what was found once is kept
+            for part in (*loading, "compare"):
                 options = ["--threads", str(threads), "--part", part]
                 command = [sys.executable, __file__, *sys.argv[1:], *options]
                 subprocess.run(command, check=True)  # noqa: S603 - our own code

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
         DeviceRoundRunner,
         DraftToken,
         GrammarTokenizer,
+        PassCosts,
+        PassTimingModel,
         PrefixReusingSession,
         RequestAdmittingModel,
         TokenDraft,
@@ -155,6 +157,8 @@ __all__ = [
     "ModelLoadError",
     "ModelOutputError",
     "NativeMessage",
+    "PassCosts",
+    "PassTimingModel",
     "PerRequestDraft",
     "PlainReason",
     "PrefixReusingSession",
@@ -238,8 +242,8 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.contract.entry": "ProviderEntry",
     "llm_spec.contract.local": (
         "BoundedTokenizer DeviceRoundModel DeviceRoundResult DeviceRoundRunner DraftToken GrammarTokenizer "
-        "PrefixReusingSession RequestAdmittingModel TokenDraft TokenDrafter TokenModel TokenSampler TokenSession "
-        "Tokenizer VocabularyTokenizer"
+        "PassCosts PassTimingModel PrefixReusingSession RequestAdmittingModel TokenDraft TokenDrafter TokenModel "
+        "TokenSampler TokenSession Tokenizer VocabularyTokenizer"
     ),
     "llm_spec.decoder": "SpeculativeDecoder",
     "llm_spec.decoder_stats": "DecoderStats",

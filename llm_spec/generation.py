@@ -30,7 +30,14 @@ from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 from llm_spec.verifiers import DeviceVerifier, HostVerifier, VerifiedProposal, Verifier
 
-__all__ = ["Generation", "GenerationLimits", "TokenRound", "decode_rounds"]
+__all__ = [
+    "Generation",
+    "GenerationLimits",
+    "TokenRound",
+    "count_right_tokens",
+    "count_worth_verifying",
+    "decode_rounds",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,8 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         verifier.prepare_round(len(answer.context_ids))
         prepare_s = watch.measure_lap_s()
 
-        proposal: Sequence[DraftToken] = proposer.propose(lookahead, draft_room)
+        proposed = proposer.propose(lookahead, draft_room)
+        proposal: Sequence[DraftToken] = proposed[: count_worth_verifying(proposed, lookahead)]
         draft_s = watch.measure_lap_s()
 
         room_ahead = (
@@ -90,9 +98,17 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
 
         answer.commit(token_ids, num_drafted=len(proposal), num_accepted=num_accepted)
         if proposer.has_open_draft or verifier.has_own_draft:
-            costs = (draft_s + verified.draft_s, verified.verify_s)
-            confidences = tuple(token.confidence for token in proposal)
-            lookahead.update(RoundFeedback(len(proposal), num_accepted, *costs, confidences))
+            considered = proposed or proposal
+            lookahead.update(
+                RoundFeedback(
+                    num_draft_tokens=len(proposal),
+                    num_accepted_tokens=num_accepted,
+                    draft_s=draft_s + verified.draft_s,
+                    verify_s=verified.verify_s,
+                    confidences=tuple(token.confidence for token in considered),
+                    num_right=count_right_tokens(considered, token_ids),
+                )
+            )
         device_draft_s = verify_s * verified.drafting_time_share
         report = Round(
             index=len(answer.rounds),
@@ -106,6 +122,22 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         answer.rounds.append(report)
         logprobs = tuple(verified.logprobs[: len(token_ids)])
         yield TokenRound(report, token_ids, origins, answer.stopped_by, logprobs)
+
+
+def count_worth_verifying(proposed: Sequence[DraftToken], lookahead: LookaheadController) -> int:
+    """How many of the proposed tokens to verify: all, where one was drawn, as what is emitted would depend on it."""
+    if not proposed or any(token.probs is not None for token in proposed):
+        return len(proposed)
+    return lookahead.choose_num_verified([token.confidence for token in proposed])
+
+
+def count_right_tokens(proposed: Sequence[DraftToken], token_ids: Sequence[int]) -> int:
+    """How many of the first proposed tokens are those that were emitted."""
+    pairs = zip(proposed, token_ids, strict=False)
+    return next(
+        (index for index, (token, token_id) in enumerate(pairs) if token.token_id != token_id),
+        min(len(proposed), len(token_ids)),
+    )
 
 
 def label_emitted_tokens(

@@ -100,7 +100,8 @@ def test_a_cascade_has_the_model_of_its_last_draft() -> None:
     assert can.token_model is get_draft_capabilities(last).token_model is not None
     assert isinstance(can.companion, CascadeDraft)
     assert can.companion.name == "lookup+given-text"
-    assert get_draft_capabilities(CascadeDraft(last, PromptLookup())).token_model is None
+    assert get_draft_capabilities(CascadeDraft(last, local_draft(), PromptLookup())).token_model is not None
+    assert get_draft_capabilities(CascadeDraft(ReferenceDraft("x"), PromptLookup())).token_model is None
 
 
 def test_a_metered_draft_proposes_ids_where_its_draft_does() -> None:

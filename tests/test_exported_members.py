@@ -60,12 +60,13 @@ def test_the_public_names_are_these() -> None:
         DecoderStats DeviceRoundModel DeviceRoundResult DeviceRoundRunner Discoverable DraftCapabilities DraftError
         DraftPiece DraftProvider DraftToken Ewma Fallback FeatureLossAware Finish Fixed Generation GenerationLimits
         GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings
-        LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft
-        PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry ReadyStrategy ReasoningDelta
-        ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling
-        SecondChoice SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats
-        StopMatcher StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport
-        TextDelta TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
+        LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PassCosts
+        PassTimingModel PerRequestDraft PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry
+        ReadyStrategy ReasoningDelta ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy
+        Round SampledToken Sampling SecondChoice
+        SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
+        StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport TextDelta
+        TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
         TokenRound TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
         UnknownProviderError UnsupportedError Usage VocabularyTokenizer __version__ complete_from_stream generate_events
         open_draft open_provider register_strategy registered_providers stream_token_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ from llm_spec import (
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
+from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.sampling import FloatArray, Sampler
 
 LETTERS = CharTokenizer("abcdefgh")
@@ -88,6 +89,35 @@ def letters_draft(model: TableModel) -> ProviderDraft:
     return ProviderDraft(LocalProvider(model))
 
 
+class PartlyVerified:
+    """A policy, and its own controller: drafts up to six tokens, and verifies ever others of them, from none to all."""
+
+    def __init__(self) -> None:
+        self.reports: list[RoundFeedback] = []
+
+    def start(self) -> LookaheadController:
+        self.reset()
+        return self
+
+    def limit(self) -> int:
+        return 6
+
+    def wants_more(self, confidences: Sequence[float | None]) -> bool:
+        return len(confidences) < 6
+
+    def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
+        return 5 * len(self.reports) % (len(confidences) + 1)
+
+    def update(self, report: RoundFeedback) -> None:
+        self.reports.append(report)
+
+    def describe(self) -> Mapping[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        self.reports.clear()
+
+
 DRAFTS: dict[str, Callable[[], TokenDrafter]] = {
     "same": lambda: letters_draft(TableModel(tokenizer=LETTERS, seed=3)),
     "good": lambda: letters_draft(NoisyTable(tokenizer=LETTERS, seed=3, noise=0.5)),
@@ -107,6 +137,7 @@ POLICIES: dict[str, LookaheadPolicy] = {
     "cost": CostAware(),
     "threshold": Threshold(),
     "ewma": Ewma(cooldown=0),
+    "partly": PartlyVerified(),
 }
 OPTIONS: dict[str, Sampling] = {
     "greedy": Sampling(temperature=0),
@@ -137,7 +168,10 @@ def choose_policies() -> dict[tuple[str, str], list[str]]:
     """For each draft and options three policies, other ones for the next; each meets every draft and every option."""
     names = list(POLICIES)
     pairs = enumerate(itertools.product(DRAFTS, OPTIONS))
-    return {pair: [names[(number + shift) % len(names)] for shift in (0, 4, 8)] for number, pair in pairs}
+    return {
+        pair: [names[(number + number // len(names) + shift) % len(names)] for shift in (0, 4, 8)]
+        for number, pair in pairs
+    }
 
 
 POLICIES_OF_PAIR = choose_policies()
@@ -262,6 +296,26 @@ def test_a_rejection_brings_the_targets_own_token() -> None:
         assert step.report.num_accepted_tokens == 2
         assert generation.stats.num_accepted_draft_tokens == 2
         assert generation.acceptance.value == 0.5
+
+
+def test_tokens_that_are_not_verified_are_compared_with_the_answer() -> None:
+    """So that it is known how good a draft is that is not believed; they count as drafted nowhere else."""
+    target, lookahead = TableModel(STORY, order=24), PartlyVerified()
+    draft = ReferenceDraft(STORY[:9] + "X" + STORY[10:])
+    events = events_of(target, ChatRequest.create("tell", max_tokens=60), draft, lookahead=lookahead)
+    seen = [(report.num_draft_tokens, len(report.confidences), report.num_right) for report in lookahead.reports]
+    assert seen[:3] == [(0, 6, 1), (5, 6, 6), (3, 6, 2)]
+    assert [report.num_draft_tokens for report in rounds_of(events)] == [num_draft for num_draft, _, _ in seen]
+    assert STORY.startswith(text_of(events))
+
+
+def test_a_token_that_was_drawn_is_verified_whatever_the_policy_would_rather_have() -> None:
+    """To leave out what was drawn would favour what is left in: the answer's distribution would be another one."""
+    target, lookahead = TableModel(tokenizer=LETTERS, seed=3), PartlyVerified()
+    request = letters_request(Sampling(temperature=1.0, seed=1))
+    events_of(target, request, DRAFTS["good"](), lookahead=lookahead, acceptance="rejection")
+    assert {report.num_draft_tokens - len(report.confidences) for report in lookahead.reports} == {0}
+    assert sum(report.num_draft_tokens for report in lookahead.reports) > 0
 
 
 def test_a_plain_step_brings_one_token() -> None:

@@ -82,6 +82,7 @@ class SlowLearner:
         self._seconds = seconds
         self._fixed = Fixed(3).start()
         self.limit, self.wants_more, self.reset = self._fixed.limit, self._fixed.wants_more, self._fixed.reset
+        self.choose_num_verified = self._fixed.choose_num_verified
         self.reports: list[RoundFeedback] = []
 
     def start(self) -> LookaheadController:

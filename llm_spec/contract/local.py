@@ -26,6 +26,8 @@ __all__ = [
     "DraftToken",
     "GrammarTokenizer",
     "MessageFormatTokenizer",
+    "PassCosts",
+    "PassTimingModel",
     "PrefixReusingSession",
     "RequestAdmittingModel",
     "RequestAwareDrafter",
@@ -210,6 +212,27 @@ class RequestAdmittingModel(Protocol):
 
     def admit_request(self) -> AbstractAsyncContextManager[None]:
         """Wait for a place, first come, first served, and keep it while the context is open."""
+        ...
+
+
+class PassCosts(NamedTuple):
+    """What a pass of several tokens takes longer than one of a single token, in times of that.
+
+    `wide` however many they are, `per_token` for each token after the first: a pass of w takes
+    `1 + wide + per_token * (w - 1)`. `wide` may be below 0, where the first of several tokens costs little.
+    """
+
+    wide: float
+    per_token: float
+
+
+@runtime_checkable
+class PassTimingModel(Protocol):
+    """A token model that has timed its passes, when it was loaded; optional beside `TokenModel`."""
+
+    @property
+    def pass_costs(self) -> PassCosts | None:
+        """What lookahead begins with, before a decoder has measured it in answers; None: not known."""
         ...
 
 

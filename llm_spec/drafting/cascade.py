@@ -33,6 +33,7 @@ __all__ = ["CascadeDraft"]
 class CascadeDraft(RequestOptionalDrafter):
     """Cheap drafts first: `CascadeDraft(PromptLookup(), ProviderDraft(model))` asks the model where lookup is unsure.
 
+    Drafts that ask no model come before those that do, whatever the order they are given in; else that order holds.
     A round is drafted by the first of `drafts` whose confidence in its first token is at least `min_confidence`
     (one that cannot say counts as sure), else by the last. Where that token was drawn from a distribution, the
     confidence is that in the likeliest token, whichever was drawn. Text drafts: the first that writes anything.
@@ -41,7 +42,7 @@ class CascadeDraft(RequestOptionalDrafter):
     def __init__(self, *drafts: DraftProvider, min_confidence: float = 0.65) -> None:
         check_number(ConfigError, "number of drafts", len(drafts), 1, integer=True)
         check_number(ConfigError, "min_confidence", min_confidence, 0.0, 1.0)
-        self._drafts = drafts
+        self._drafts = tuple(sorted(drafts, key=lambda draft: not get_draft_capabilities(draft).is_free))
         self._min_confidence = min_confidence
         self._has_fallback_draft = True
 

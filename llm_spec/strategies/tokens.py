@@ -9,7 +9,7 @@ from functools import partial
 from llm_spec.chat import Guarantee, StreamEvent
 from llm_spec.concurrent_answers import count_open_answers
 from llm_spec.contract.draft import get_draft_capabilities
-from llm_spec.contract.local import TokenDrafter, TokenModel
+from llm_spec.contract.local import PassTimingModel, TokenDrafter, TokenModel
 from llm_spec.errors import format_error_line
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
@@ -48,13 +48,14 @@ def _open_local_answer(
     context: StrategyContext, model: TokenModel, drafter: TokenDrafter
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     config = context.config
+    measured = model.pass_costs if isinstance(model, PassTimingModel) else None
     num_plain_steps = context.pair_stats.baseline.count_plain_steps_needed(count_open_answers() + 1)
     opened = stream_token_model(
         model,
         context.request,
         drafter=drafter,
         acceptance=config.acceptance,
-        lookahead=context.pair_stats.lookahead_costs.apply(config.lookahead),
+        lookahead=context.pair_stats.lookahead_costs.apply(config.lookahead, measured),
         limits=GenerationLimits(
             max_iterations=config.max_iterations,
             max_draft_tokens=config.max_draft_tokens,

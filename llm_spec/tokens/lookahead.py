@@ -7,7 +7,13 @@
 survival: the probability that every token drafted so far is accepted. rate: tokens per second at the best lookahead,
 0 included, by the current estimates. With constant acceptance this is the exact optimum: a round of g tokens emits
 `(1 - a**(g + 1)) / (1 - a)` tokens on average (Leviathan et al., arXiv 2211.17192) for `verify(g + 1) + g * draft`
-seconds. Which lookahead is used never changes what coupled or rejection sampling emit, only how fast.
+seconds. Of the tokens drafted, as many are verified as bring the most by their confidences:
+
+    max over g, 0 included, of sum(survival of the first 0 to g tokens) - rate * verify(g + 1)
+
+A first token may cost more to verify than all that follow it: then a draft pays that is long and sure, and no other.
+What was drafted but not verified is compared with the answer all the same, so that a draft's worth is known where it
+was not believed. Which lookahead is used never changes what coupled or rejection sampling emit, only how fast.
 """
 
 from __future__ import annotations
@@ -18,11 +24,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
+from llm_spec.contract.local import PassCosts
 from llm_spec.errors import ConfigError
 from llm_spec.tokens.statistics import (
     AcceptanceEstimate,
     ExponentialMovingAverage,
-    ForwardCostLine,
+    PassCostEstimate,
     RobustTokenCostAverage,
 )
 
@@ -44,7 +51,9 @@ MAX_LOOKAHEAD = 32
 class RoundFeedback(NamedTuple):
     """What a round did and cost; a plain step is a round that drafted nothing.
 
-    Seconds leave out the prompt's prefill, of draft and target both. `confidences` are the drafted tokens' own.
+    Seconds leave out the prompt's prefill, of draft and target both. `confidences` are those of all proposed tokens,
+    also of those after the `num_draft_tokens` that were verified. `num_right`: how many of the first proposed tokens
+    are those of the answer, as far as it goes after this round; None: as many as were accepted.
     """
 
     num_draft_tokens: int
@@ -52,10 +61,19 @@ class RoundFeedback(NamedTuple):
     draft_s: float
     verify_s: float
     confidences: Sequence[float | None] = ()
+    num_right: int | None = None
+
+    @property
+    def num_proposed(self) -> int:
+        """Tokens that were drafted, verified or not."""
+        return max(self.num_draft_tokens, len(self.confidences))
 
 
 class LookaheadController(Protocol):
-    """Decides for one request; used by one thread at a time. A round is `limit`, `wants_more` per token, `update`."""
+    """Decides for one request; used by one thread at a time.
+
+    A round is `limit`, `wants_more` per token, `choose_num_verified`, `update`.
+    """
 
     def limit(self) -> int:
         """Most tokens to draft this round; 0: a plain step."""
@@ -63,6 +81,10 @@ class LookaheadController(Protocol):
 
     def wants_more(self, confidences: Sequence[float | None]) -> bool:
         """Draft one token more? Asked after each drafted token, with the confidences of this round's tokens."""
+        ...
+
+    def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
+        """How many of the drafted tokens to verify. Not asked where that could change what is emitted."""
         ...
 
     def update(self, report: RoundFeedback) -> None:
@@ -115,6 +137,9 @@ class _FixedController:
 
     def wants_more(self, confidences: Sequence[float | None]) -> bool:
         return len(confidences) < self._lookahead
+
+    def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
+        return len(confidences)
 
     def update(self, report: RoundFeedback) -> None:
         pass
@@ -219,26 +244,32 @@ _CONFIDENCE_BUCKETS = (
 )  # borders between confidences; finer where drafts are mostly sure
 _COST_HALF_LIFE = 64.0  # rounds
 _COST_MEMORY = 4.0  # requests after which what one of them has measured counts half
-_PRIOR_WIDTH = 8.0  # tokens more than one, in the prior of what a forward costs
 _PRIOR_WEIGHT = 2.0  # tokens
 _BUCKET_WEIGHT = 4.0  # tokens
 _FIRST_PAUSE = 8  # plain steps before speculation is tried again; twice as many each time that it fails
 _LAST_PAUSE = 512
 _TRIAL_LENGTH = 2  # tokens drafted to try again, whatever they cost
+_TRIAL_SHARE = 0.03  # of the time of plain steps, which trials may lose
+_FREE_TRIAL_SHARE = 0.005  # the same where trials only show anew what verifying costs, as a free draft is judged anyway
 _SETTLED_ROUNDS = 16  # speculation that lasted this long was no mistake: the next pause is short again
 _MIN_SPEEDUP = 1.02  # an expected gain below this is within the noise of the estimates: plain is the safe choice
 _SLIM_SPEEDUP = 2.0  # below this, what a plain step really costs matters enough to take one now and then
 _PLAIN_EVERY = 64  # rounds
+_CAUTION = 0.3  # tokens that a draft must bring, beyond its price, for each plain step that it costs; fewer with time
+_MAX_LOSS_STEPS = 2.0  # plain steps that an answer may lose by drafts that cost more than one,
+_MAX_LOSS_SHARE = 0.02  # and so many for each of its tokens; what drafts have won may be lost again
+_FREE_DRAFT_COST = 0.01  # plain steps; a draft whose tokens cost less may be asked in every round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostAware:
-    """Draft one token more while it pays, by acceptance and costs measured in this request.
+    """Draft one token more while it pays, and verify as many as pay, by acceptance and costs measured in this request.
 
-    prior_acceptance, prior_draft_cost, prior_verify_cost: what is believed before the first round. Costs are those of
-    drafting a token and of verifying one token more, in plain steps of the target; from a decoder's second request on
-    they are what its earlier ones measured. half_life: judged tokens after which a token's weight in the acceptance
-    has halved.
+    prior_acceptance, prior_draft_cost, prior_verify_cost, prior_wide_cost: what is believed before the first round.
+    Costs are in plain steps of the target: of drafting a token, of verifying one token more, and what a pass of several
+    takes longer however many they are; that may be below 0, but two take no less time than one. From a decoder's second
+    request on they are what its earlier ones measured, and before what the target measured when it was loaded.
+    half_life: judged tokens after which a token's weight in the acceptance has halved.
     """
 
     max_lookahead: int = 16
@@ -246,6 +277,7 @@ class CostAware:
     prior_acceptance: float = 0.7
     prior_draft_cost: float = 0.1
     prior_verify_cost: float = 0.0625
+    prior_wide_cost: float = 0.0
 
     def __post_init__(self) -> None:
         _check_lookahead_range("max_lookahead", self.max_lookahead)
@@ -253,6 +285,7 @@ class CostAware:
         check_number(ConfigError, "prior_acceptance", self.prior_acceptance, 0.0, 1.0)
         check_number(ConfigError, "prior_draft_cost", self.prior_draft_cost, 0.0)
         check_number(ConfigError, "prior_verify_cost", self.prior_verify_cost, 0.0)
+        check_number(ConfigError, "prior_wide_cost", self.prior_wide_cost, -self.prior_verify_cost)
 
     def start(self) -> LookaheadController:
         return _CostAwareController(self)
@@ -264,17 +297,22 @@ class _CostAwareController:
         self.reset()
 
     def reset(self) -> None:
+        policy = self._policy
         self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
         self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
         self._draft = RobustTokenCostAverage(half_life=_COST_HALF_LIFE)
-        self._verify = ForwardCostLine(
-            half_life=_COST_HALF_LIFE, prior_ratio=1.0 + _PRIOR_WIDTH * self._policy.prior_verify_cost
+        self._passes = PassCostEstimate(
+            half_life=_COST_HALF_LIFE,
+            prior_wide_cost=policy.prior_wide_cost,
+            prior_token_cost=policy.prior_verify_cost,
         )
         self._plain_steps = 0  # still to take before the next trial
         self._pause = _FIRST_PAUSE // 2
         self._is_trial_due = False
         self._rounds = 0  # since speculation began or resumed
         self._since_plain: float = _PLAIN_EVERY
+        self._num_updates = self._num_tokens = 0
+        self._won_steps = 0.0  # plain steps that drafts have saved, less those that they have cost
         self._plan_lookahead()
 
     def _make_acceptance_estimate(self, prior_weight: float) -> AcceptanceEstimate:
@@ -282,7 +320,7 @@ class _CostAwareController:
         return AcceptanceEstimate(half_life=policy.half_life, prior=policy.prior_acceptance, prior_weight=prior_weight)
 
     def limit(self) -> int:
-        if self._plain_steps:
+        if self._plain_steps and not self._is_draft_free:
             return 0
         return min(_TRIAL_LENGTH, self._policy.max_lookahead) if self._is_trial_due else self._policy.max_lookahead
 
@@ -296,6 +334,26 @@ class _CostAwareController:
             survival *= self._estimate_acceptance_at_confidence(confidence)
         return survival >= self._price
 
+    def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
+        if self._is_trial_due:
+            return len(confidences)
+        if self._plain_steps and self._best:
+            return 0  # a plain step is due, to see what it costs
+        max_loss = self._won_steps + _MAX_LOSS_STEPS + _MAX_LOSS_SHARE * self._num_tokens
+        max_extra_s = max(max_loss, 1.0) * self._passes.plain_s
+        caution = _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE)
+        price = self._rate + caution / max(self._passes.plain_s, 1e-12)
+        best, best_gain, tokens, survival = 0, 0.0, 0.0, 1.0
+        for count, confidence in enumerate(confidences, 1):
+            extra_s = self._passes.estimate_s(count + 1) - self._passes.plain_s
+            if extra_s > max_extra_s:
+                break
+            survival *= self._estimate_acceptance_at_confidence(confidence)
+            tokens += survival
+            if tokens - price * extra_s > best_gain:
+                best, best_gain = count, tokens - price * extra_s
+        return best
+
     def _estimate_acceptance_at_confidence(self, confidence: float | None) -> float:
         """How likely a token of this confidence is accepted; before there is evidence, half-way to its own word."""
         overall = self._acceptance.rate
@@ -307,39 +365,48 @@ class _CostAwareController:
 
     def update(self, report: RoundFeedback) -> None:
         num_draft, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
-        self._verify.update(num_draft + 1, report.verify_s)
-        if num_draft:
-            self._draft.update(num_draft, report.draft_s)
-            self._acceptance.update(num_accepted, rejected=num_accepted < num_draft)
-            self._update_confidence_buckets(report)
+        self._num_updates += 1
+        self._passes.update(num_draft + 1, report.verify_s)
+        if report.num_proposed:
+            self._draft.update(report.num_proposed, report.draft_s)
+            num_right = num_accepted if report.num_right is None else report.num_right
+            is_wrong = num_right < min(report.num_proposed, num_accepted + 1)
+            self._acceptance.update(num_right, rejected=is_wrong)
+            self._update_confidence_buckets(report.confidences[: num_right + is_wrong], num_right)
+            self._won_steps += num_accepted - (self._count_extra_steps(num_draft, 0) if num_draft else 0.0)
+        self._num_tokens += num_accepted + 1
         self._plan_lookahead()
         self._schedule_next_round(report)
 
-    def _update_confidence_buckets(self, report: RoundFeedback) -> None:
-        for index, confidence in enumerate(report.confidences[: report.num_accepted_tokens + 1]):
+    def _update_confidence_buckets(self, confidences: Sequence[float | None], num_right: int) -> None:
+        for index, confidence in enumerate(confidences):
             if confidence is not None:
-                accepted = index < report.num_accepted_tokens
                 bucket = self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)]
-                bucket.update(int(accepted), rejected=not accepted)
+                bucket.update(int(index < num_right), rejected=index >= num_right)
 
     def _plan_lookahead(self) -> None:
         """Find the best fixed lookahead and its rate, and what one token more must bring."""
         draft_cost = self._estimate_draft_cost()
         acceptance = self._acceptance.rate
-        cost, tokens, survival = max(self._verify.base_s, 1e-12), 1.0, 1.0
-        best, best_rate = 0, tokens / cost
+        tokens, survival = 1.0, 1.0
+        best, best_rate = 0, 1.0 / max(self._passes.plain_s, 1e-12)
         for lookahead in range(1, self._policy.max_lookahead + 1):
             survival *= acceptance
             tokens += survival
-            cost += draft_cost + self._verify.per_token_s
+            cost = max(self._passes.estimate_s(lookahead + 1) + lookahead * draft_cost, 1e-12)
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
-        self._price = best_rate * (draft_cost + self._verify.per_token_s)
+        self._price = best_rate * (draft_cost + self._passes.per_token_s)
 
     def _estimate_draft_cost(self) -> float:
         measured = self._draft.value
-        return self._policy.prior_draft_cost * self._verify.base_s if measured is None else measured
+        return self._policy.prior_draft_cost * self._passes.plain_s if measured is None else measured
+
+    @property
+    def _is_draft_free(self) -> bool:
+        """Whether a draft may be asked in every round, likely to be verified or not, as that costs next to nothing."""
+        return self._estimate_draft_cost() < _FREE_DRAFT_COST * self._passes.plain_s
 
     def _schedule_next_round(self, report: RoundFeedback) -> None:
         """Decide what the next round is: a draft, a trial of one, or a plain step."""
@@ -353,7 +420,7 @@ class _CostAwareController:
                 self._acceptance.decay(self._pause)
         elif self._best:
             self._rounds += 1
-            if self._since_plain >= _PLAIN_EVERY and self._rate * self._verify.base_s < _SLIM_SPEEDUP:
+            if self._since_plain >= _PLAIN_EVERY and self._rate * self._passes.plain_s < _SLIM_SPEEDUP:
                 self._plain_steps = 1
         elif not (self._is_trial_due and report.num_accepted_tokens == report.num_draft_tokens):
             self._begin_pause_of_plain_steps()
@@ -361,9 +428,16 @@ class _CostAwareController:
 
     def _begin_pause_of_plain_steps(self) -> None:
         self._pause = _FIRST_PAUSE if self._rounds >= _SETTLED_ROUNDS else min(2 * self._pause, _LAST_PAUSE)
-        self._plain_steps = self._pause
+        share = _FREE_TRIAL_SHARE if self._is_draft_free else _TRIAL_SHARE
+        self._plain_steps = max(self._pause, round(self._count_extra_steps(_TRIAL_LENGTH, _TRIAL_LENGTH) / share))
         self._rounds = 0
         self._is_trial_due = False
+
+    def _count_extra_steps(self, num_verified: int, num_drafted: int) -> float:
+        """The time by which a round is longer than a plain step, in plain steps."""
+        plain_s = max(self._passes.plain_s, 1e-12)
+        extra_s = self._passes.estimate_s(1 + num_verified) - plain_s + num_drafted * self._estimate_draft_cost()
+        return max(extra_s / plain_s, 0.0)
 
     def describe(self) -> Mapping[str, float]:
         return {
@@ -371,8 +445,9 @@ class _CostAwareController:
             "lookahead": self._best,
             "tokens_per_s": self._rate,
             "draft_token_s": self._estimate_draft_cost(),
-            "plain_step_s": self._verify.base_s,
-            "verify_token_s": self._verify.per_token_s,
+            "plain_step_s": self._passes.plain_s,
+            "wide_pass_s": self._passes.wide_s,
+            "verify_token_s": self._passes.per_token_s,
             "plain_steps_left": self._plain_steps,
         }
 
@@ -386,19 +461,28 @@ class LookaheadCostMemory:
 
     def __init__(self) -> None:
         self._draft = ExponentialMovingAverage(half_life=_COST_MEMORY)
+        self._wide = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._verify = ExponentialMovingAverage(half_life=_COST_MEMORY)
 
     def observe(self, state: Mapping[str, float]) -> None:
         """Take in what a controller says of itself at the end of a request (`describe`), if it has measured costs."""
         if state.get("plain_step_s") and "draft_token_s" in state and "verify_token_s" in state:
             self._draft.update(state["draft_token_s"] / state["plain_step_s"])
+            self._wide.update(state.get("wide_pass_s", 0.0) / state["plain_step_s"])
             self._verify.update(state["verify_token_s"] / state["plain_step_s"])
 
-    def apply(self, policy: LookaheadPolicy) -> LookaheadPolicy:
-        """The policy for the next request."""
-        if not isinstance(policy, CostAware) or self._draft.value is None or self._verify.value is None:
+    def apply(self, policy: LookaheadPolicy, measured: PassCosts | None = None) -> LookaheadPolicy:
+        """The policy for the next request; `measured` are the target's costs until there were requests."""
+        if not isinstance(policy, CostAware):
             return policy
-        return replace(policy, prior_draft_cost=self._draft.value, prior_verify_cost=self._verify.value)
+        if self._draft.value is not None:
+            policy = replace(policy, prior_draft_cost=self._draft.value)
+        if self._wide.value is not None and self._verify.value is not None:
+            measured = PassCosts(self._wide.value, self._verify.value)
+        if measured is not None:
+            per_token = max(measured.per_token, 0.0)
+            policy = replace(policy, prior_wide_cost=max(measured.wide, -per_token), prior_verify_cost=per_token)
+        return policy
 
 
 def _check_lookahead_range(name: str, value: int, high: int = MAX_LOOKAHEAD) -> None:

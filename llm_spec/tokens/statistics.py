@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
@@ -11,6 +12,7 @@ __all__ = [
     "AcceptanceEstimate",
     "ExponentialMovingAverage",
     "ForwardCostLine",
+    "PassCostEstimate",
     "RobustTokenCostAverage",
     "TokenCostMean",
 ]
@@ -18,6 +20,12 @@ __all__ = [
 _OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
 _DOUBT = 0.1  # what earlier evidence is worth once it has been refuted
+_WIDE_WEIGHT = 4.0  # passes: what is believed of several tokens' cost counts as so many,
+_WIDE_TOLERANCE = (
+    0.2  # passes of one token: and where measured times differ from it by more than that, which is no noise,
+)
+_REFUTED_WIDE_WEIGHT = 0.3  # as so many
+_TOKEN_WEIGHT = 6.4  # the same of each token's: as a tenth of a pass that has eight more
 
 
 class ExponentialMovingAverage:
@@ -194,6 +202,85 @@ class ForwardCostLine:
         if self._slope < 0.0:
             self._base, self._slope = mean, 0.0
         self._base = max(self._base, 0.05 * mean)
+
+
+class PassCostEstimate:
+    """Seconds of a pass by its width: of one token alone, and a line over widths from two on.
+
+    Kernels for a single row are others than those for several: llama.cpp may take 2.5 times as long for two rows, and
+    only 6 times for 16. So the line may begin at another height than that of one token: `wide_s` above it. Least
+    squares that forget, and priors without scale, as in `ForwardCostLine`, whose line is this one's for `wide_s` = 0.
+    The priors are in times of a pass of one token.
+    """
+
+    def __init__(self, *, half_life: float, prior_wide_cost: float, prior_token_cost: float) -> None:
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._prior_wide = prior_wide_cost
+        self._prior_token = prior_token_cost
+        self._alone = [0.0, 0.0]  # sums over passes of one token: of the weights w, and of w y
+        self._wide = [0.0, 0.0, 0.0, 0.0, 0.0]  # over wider ones, x = width - 1: of w, w x, w x x, w y, w x y
+        self.plain_s = 1.0  # of one token alone; 1 before the first update
+        self.wide_s = prior_wide_cost  # that a pass takes longer because it has several
+        self.per_token_s = prior_token_cost  # for each token after the first
+
+    def estimate_s(self, width: int) -> float:
+        """Seconds of a pass of `width` tokens (at least 1)."""
+        return self.plain_s + (self.wide_s + (width - 1) * self.per_token_s if width > 1 else 0.0)
+
+    def update(self, width: int, seconds: float) -> None:
+        """Add a pass of `width` tokens (at least 1)."""
+        is_known = self._alone[0] + self._wide[0] > 0.0
+        keep, y = _weigh_outlier(seconds, self.estimate_s(width) if is_known else None)
+        if keep < 1.0:
+            self._alone = [keep * value for value in self._alone]
+            self._wide = [keep * value for value in self._wide]
+        x = width - 1
+        if x:
+            terms = (1.0, x, x * x, y, x * y)
+            self._wide = [self._keep * value + term for value, term in zip(self._wide, terms, strict=True)]
+        else:
+            self._alone = [self._keep * value + term for value, term in zip(self._alone, (1.0, y), strict=True)]
+        self._fit()
+
+    def _fit(self) -> None:
+        """Minimise the squared errors of plain_s = b, wide_s = d and per_token_s = s, those of the priors among them.
+
+        `sum_alone w (y - b)^2 + sum_wide w (y - b - d - s x)^2 + p (d - prior b)^2 + q (s - prior b)^2`
+        """
+        alone, alone_y = self._alone
+        weight, sum_x, sum_xx, sum_y, sum_xy = self._wide
+        is_refuted = abs(self.wide_s - self._prior_wide * self.plain_s) > _WIDE_TOLERANCE * self.plain_s
+        wide_weight = _REFUTED_WIDE_WEIGHT if is_refuted else _WIDE_WEIGHT
+        p_wide, q_token = wide_weight * self._prior_wide, _TOKEN_WEIGHT * self._prior_token
+        first = alone + weight + p_wide * self._prior_wide + q_token * self._prior_token
+        plain_s, wide_s, per_token_s = _solve_three(
+            (
+                (first, weight - p_wide, sum_x - q_token, alone_y + sum_y),
+                (weight - p_wide, weight + wide_weight, sum_x, sum_y),
+                (sum_x - q_token, sum_x, sum_xx + _TOKEN_WEIGHT, sum_xy),
+            )
+        )
+        self.plain_s = max(plain_s, 0.05 * (alone_y + sum_y) / (alone + weight))
+        self.per_token_s = max(per_token_s, 0.0)
+        self.wide_s = max(wide_s, -self.per_token_s)  # two take at least as long as one
+
+
+def _solve_three(equations: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:
+    """Solve three linear equations a x + b y + c z = d by Cramer's rule; they have one solution."""
+    columns = list(zip(*equations, strict=True))
+
+    def compute_determinant(x: Sequence[float], y: Sequence[float], z: Sequence[float]) -> float:
+        return (
+            x[0] * (y[1] * z[2] - y[2] * z[1]) - y[0] * (x[1] * z[2] - x[2] * z[1]) + z[0] * (x[1] * y[2] - x[2] * y[1])
+        )
+
+    a, b, c, d = columns
+    determinant = compute_determinant(a, b, c)
+    return (
+        compute_determinant(d, b, c) / determinant,
+        compute_determinant(a, d, c) / determinant,
+        compute_determinant(a, b, d) / determinant,
+    )
 
 
 def _weigh_outlier(seconds: float, expected: float | None, max_outlier: float = _OUTLIER_RATIO) -> tuple[float, float]:

@@ -7,6 +7,8 @@ its own where keys and values are both float16, which is its default. Then the v
 
 For some kinds of weights llama.cpp reads several rows hardly faster than one by one, or a single row only agrees where
 it is padded to several. No draft can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
+Elsewhere lookahead begins with what passes cost when they were searched: two rows may take as long as two passes, and
+only long drafts pay that are likely to be right.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args
 
-from llm_spec import ConfigError, ModelLoadError, TokenSession
+from llm_spec import ConfigError, ModelLoadError, PassCosts, TokenSession
 from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number
 from llm_spec_gguf.library import LlamaContext, LlamaModel, ValueType
 from llm_spec_gguf.session import GgufSession
@@ -29,8 +31,7 @@ __all__ = ["GgufModel"]
 _MAX_WIDTH: Final = 16
 _WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that are looked at
 _WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # wider passes are read by kernels for 8 or 4 rows, where there are such
-# What drafting may cost where no draft is right, and must gain where one always is: at 1.2x real drafts made answers
-# longer by a fifth.
+# What drafting may cost where no draft is right, and must gain where one always is
 _MAX_PLAIN_COST: Final = 1.1
 _MIN_VERIFYING_SPEED: Final = 2.0
 _MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
@@ -73,9 +74,14 @@ class GgufModel:
             self._value_type, found = self._search_exact_passes()
             if found.widths:
                 self._found = found
-                self._widths = found.widths if max_width is not None or _can_pay(found) else [1]
+                self._widths = found.fast_widths if max_width is not None or _can_pay(found) else [1]
                 self.max_width = self._widths[-1]
         self.same_text = bool(self._widths)
+
+    @property
+    def pass_costs(self) -> PassCosts | None:
+        """See `PassTimingModel`."""
+        return None if self._found is None else self._found.pass_costs
 
     def open(self, *, exact: bool = True) -> TokenSession:
         return GgufSession(
@@ -91,10 +97,15 @@ class GgufModel:
         """What exact passes look like on this machine, in one line."""
         if self._found is None:
             return "rows depend on the width of a pass"
-        found, widths = self._found, ", ".join(map(str, self._found.widths))
-        costs = f"a plain step {found.plain_cost:.2f}x, four rows at once {found.verifying_speed:.2f}x the speed"
+        found = self._found
+        widths = ", ".join(f"{width} ({found.pass_s[width] / found.pass_s[1]:.2f}x)" for width in found.widths)
+        costs = (
+            f"a plain step {found.plain_cost:.2f}x, several rows at once at best {found.verifying_speed:.2f}x the speed"
+        )
         drafts = "nothing is drafted" if self.max_width == 1 else f"up to {self.max_width - 1} tokens are drafted"
-        return f"equal bits with {self._value_type} values in passes of {widths} rows: {costs}; {drafts}"
+        return (
+            f"equal bits with {self._value_type} values in passes of {widths} rows (and their times): {costs}; {drafts}"
+        )
 
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""

@@ -12,8 +12,8 @@ class GgufOptions(TypedDict, total=False):
 
     `threads`: of llama.cpp for one pass, by default as many as this process has processors.
     `exact`: False gives up the same-text promise, for llama.cpp's own cache and passes as wide as their tokens.
-    `max_width`: most tokens of one verifying pass; lookahead is one less. By default 16, or 1 where four rows at
-    once are not twice as fast as one by one, so that drafts rarely pay.
+    `max_width`: most tokens of one verifying pass; lookahead is one less. By default 16, or 1 where rows at once are at
+    best not twice as fast as one by one, so that drafts rarely pay.
     `max_context`: tokens of prompt and answer, by default the model's own. Memory is taken as they come.
     """
 

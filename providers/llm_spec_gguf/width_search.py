@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_spec import PassCosts
+
 if TYPE_CHECKING:
     from llm_spec_gguf.library import LlamaContext
 
@@ -23,7 +25,6 @@ __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreei
 
 _PROMPT_TOKENS: Final = 24
 _TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
-_USUAL_ROWS: Final = 4  # of a verifying pass
 _STEP: Final = 256  # tokens by which attention reads more
 _NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
 SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
@@ -46,9 +47,34 @@ class AgreeingWidths(NamedTuple):
 
     @property
     def verifying_speed(self) -> float:
-        """Of a pass of about four rows, which is a usual draft, over as many single rows."""
-        width = max([width for width in self.widths if width <= _USUAL_ROWS] or self.widths[:1])
-        return width * self.pass_s[1] / self.pass_s[width]
+        """Of the best width over single rows, in rows a second: what a draft gains that is always right."""
+        return max(width * self.pass_s[1] / self.pass_s[width] for width in self.widths)
+
+    @property
+    def fast_widths(self) -> list[int]:
+        """The widths but for those that take longer than a wider one, to which a pass is rather padded."""
+        narrowest, *wider = self.widths
+        fastest = [
+            width for width in wider if self.pass_s[width] < min(self._list_pass_s(above=width), default=math.inf)
+        ]
+        return [narrowest, *fastest]
+
+    @property
+    def pass_costs(self) -> PassCosts:
+        """The line that is nearest to what passes of several tokens take."""
+        plain_s = self.pass_s[self.widths[0]]
+        costs = [self._get_pass_s(count) / plain_s - 1.0 for count in range(2, self.widths[-1] + 1)]
+        if len(costs) < 2:
+            return PassCosts(0.0, sum(costs))
+        per_token, wide = np.polynomial.Polynomial.fit(range(1, len(costs) + 1), costs, 1).convert().coef[::-1]
+        return PassCosts(float(wide), max(float(per_token), 0.0))
+
+    def _list_pass_s(self, *, above: int) -> list[float]:
+        return [self.pass_s[width] for width in self.widths if width > above]
+
+    def _get_pass_s(self, count: int) -> float:
+        """Of a pass of so many tokens, padded to the fastest width that has room for them."""
+        return min(self._list_pass_s(above=count - 1))
 
 
 def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_size: int) -> AgreeingWidths:

@@ -62,9 +62,9 @@ class CachePool:
 
     def __init__(self, network: TransformerNetwork, *, num_slots: int, capacity: int) -> None:
         shape = network.attention
-        like = network.embedding
+        dtype, device = network.dtype, network.embedding.device
         sizes = (num_slots, capacity, 2 * shape.num_kv_heads, shape.head_dim)
-        self.cache = KeyValueCache(tuple(_allocate_zeros(sizes, like) for _ in network.layers))
+        self.cache = KeyValueCache(tuple(_allocate_zeros(sizes, dtype, device) for _ in network.layers))
         self.num_slots = num_slots
         self._lock = threading.Lock()
         self._idle = [
@@ -93,12 +93,12 @@ class CachePool:
 def count_bytes_per_token(network: TransformerNetwork) -> int:
     """Bytes of keys and values that one token takes."""
     shape = network.attention
-    return 2 * len(network.layers) * shape.num_kv_heads * shape.head_dim * network.embedding.element_size()
+    return 2 * len(network.layers) * shape.num_kv_heads * shape.head_dim * network.dtype.itemsize
 
 
-def _allocate_zeros(sizes: tuple[int, ...], like: Tensor) -> Tensor:
+def _allocate_zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros (never leftovers, which might be NaN); on a CPU, memory that is taken only where it is written."""
-    if like.device.type != "cpu":
-        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
-    words = np.zeros(int(np.prod(sizes)) * like.element_size() // 2, np.int16)
-    return torch.as_tensor(words).view(like.dtype).view(sizes)
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    words = np.zeros(int(np.prod(sizes)) * dtype.itemsize // 2, np.int16)
+    return torch.as_tensor(words).view(dtype).view(sizes)

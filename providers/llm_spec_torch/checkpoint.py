@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import importlib
 import json
+import mmap
 import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from llm_spec import ModelLoadError
 from llm_spec.provider_kit import read_json
@@ -19,12 +21,16 @@ from llm_spec.provider_kit import read_json
 __all__ = [
     "find_checkpoint_folder",
     "load_transformers_module",
+    "map_embedding",
     "resolve_device",
     "resolve_dtype",
     "return_freed_memory_to_system",
 ]
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FILE_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_EMBEDDING_NAME: Final = "embed_tokens.weight"
+_NUM_COMPARED_ROWS: Final = 64
 _HUB_FILES: Final = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"]
 _HUB_TEXTS: Final = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
@@ -110,6 +116,34 @@ def load_transformers_module(
     return module
 
 
+def map_embedding(folder: Path, loaded: Tensor) -> Tensor | None:
+    """The table of embeddings where it is, in the checkpoint's file: only the rows that are used come into memory.
+
+    In the file's dtype. `loaded` is the table on a CPU, in the dtype that is computed in; rows of both are compared.
+    None where there is no such table. As with any mapped file: it may be deleted, but not cut short.
+    """
+    if loaded.device.type != "cpu":
+        return None
+    for path in _list_weight_files(folder):
+        for name, (dtype, shape, start) in _read_tensor_places(path).items():
+            is_table = name.endswith(_EMBEDDING_NAME) and dtype in _FILE_DTYPES and shape == loaded.shape
+            if is_table and start % _FILE_DTYPES[dtype].itemsize == 0:
+                table = _map_tensor(path, start, loaded.numel(), _FILE_DTYPES[dtype]).view(shape)
+                rows = torch.linspace(0, len(table) - 1, _NUM_COMPARED_ROWS).long()
+                if table[rows].to(loaded.dtype).equal(loaded[rows]):
+                    return table
+    return None
+
+
+def _map_tensor(path: Path, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of a file from a byte on. Who writes them writes a copy."""
+    begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    length = start - begin + count * dtype.itemsize
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=begin)
+    return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start - begin)
+
+
 def return_freed_memory_to_system() -> None:
     """Give memory back that glibc keeps for the threads in which transformers has loaded and converted the weights."""
     with contextlib.suppress(OSError, TypeError, AttributeError):  # another C library
@@ -139,19 +173,25 @@ def _check_weight_files(folder: Path) -> None:
     if not config.is_file():
         raise ModelLoadError(f"model folder {folder} has no config.json")
     read_json(config)
+    for path in _list_weight_files(folder):
+        if not path.is_file():
+            raise ModelLoadError(
+                f"model folder {folder} has no {path.name}; weights are read from safetensors files only"
+            )
+        _read_tensor_places(path)
+
+
+def _list_weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that a folder says it has."""
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.is_file():
         names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            raise ModelLoadError(f"model folder {folder} has no {name}; weights are read from safetensors files only")
-        _check_file_size(path)
+    return [folder / name for name in names]
 
 
-def _check_file_size(path: Path) -> None:
-    """Compare the size of a safetensors file with what its header promises."""
+def _read_tensor_places(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Dtype, shape and place in the file of its tensors, by name; the file is as long as its header promises."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -159,12 +199,17 @@ def _check_file_size(path: Path) -> None:
             if length > size:
                 raise ModelLoadError(f"{path} is cut short: {size} bytes; download it again")
             header: dict[str, Any] = json.loads(file.read(length))
-        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        places = {
+            name: (str(entry["dtype"]), tuple(entry["shape"]), 8 + length + int(entry["data_offsets"][0]))
+            for name, entry in entries.items()
+        }
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise ModelLoadError(f"{path} is not a safetensors file; download it again") from error
-    requested = 8 + length + max(ends, default=0)
-    if size < requested:
-        raise ModelLoadError(f"{path} is cut short: {size} of {requested} bytes; download it again")
+    if size < end:
+        raise ModelLoadError(f"{path} is cut short: {size} of {end} bytes; download it again")
+    return places
 
 
 @contextlib.contextmanager

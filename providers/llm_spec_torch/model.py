@@ -21,6 +21,7 @@ from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token
 from llm_spec_torch.checkpoint import (
     find_checkpoint_folder,
     load_transformers_module,
+    map_embedding,
     resolve_device,
     resolve_dtype,
     return_freed_memory_to_system,
@@ -78,9 +79,11 @@ class TorchModel:
         self._places = FairSemaphore(self.max_requests)
         self._engines = RoundEnginePool()
         try:
-            self._load_network(
-                module or load_transformers_module(folder, self.dtype, self.device, options.get("layers"))
-            )
+            if module is None:
+                module = load_transformers_module(folder, self.dtype, self.device, options.get("layers"))
+                self._load_network(module, map_embedding(folder, module.get_input_embeddings().weight.detach()))
+            else:
+                self._load_network(module)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
         return_freed_memory_to_system()
@@ -177,7 +180,7 @@ class TorchModel:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _load_network(self, module: Any) -> None:
+    def _load_network(self, module: Any, embedding: Tensor | None = None) -> None:
         own_context = int(module.config.get_text_config().max_position_embeddings)
         check_architecture(module)
         context = min(own_context, self._options.get("max_context", own_context))
@@ -186,7 +189,10 @@ class TorchModel:
         with run_on_device(self.name, self.device):
             expected = compute_transformers_logits(module, token_ids)
         self._network = convert_module_to_network(
-            module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
+            module,
+            num_positions=context + max_width,
+            fused=self._options.get("attention") != "eager",
+            embedding=embedding,
         )
         self._facts = describe_model_for_kernels(module.config, self.dtype, self._options)
         self.vocab_size = self._network.vocab_size

@@ -131,7 +131,8 @@ class TransformerNetwork:
     Never changed, shared by all requests.
     """
 
-    embedding: Tensor  # [vocab_size, hidden_size]
+    embedding: Tensor  # [vocab_size, hidden_size], in the checkpoint's dtype where it is read from its file
+    dtype: torch.dtype  # of all else
     embedding_scale: Tensor | None
     layers: tuple[LayerWeights, ...]
     kinds: tuple[LayerKind, ...]
@@ -150,6 +151,10 @@ class TransformerNetwork:
         """The first layer of each kind alone: what kernels do with a shape shows in it as in all of them."""
         firsts = {layer.kind: layer for layer in reversed(self.layers)}
         return replace(self, layers=tuple(firsts.values()))
+
+    def look_up_embeddings(self, token_ids: Tensor) -> Tensor:
+        """The table's rows of token ids, [num_ids, hidden_size]."""
+        return functional.embedding(token_ids, self.embedding).to(self.dtype)
 
     def compute_hidden_states(
         self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, num_keys: int
@@ -171,7 +176,7 @@ class TransformerNetwork:
             masks=[self._make_attention_mask(positions, num_keys, kind.window) for kind in self.kinds],
             rotations=[kind.rotation[flat] for kind in self.kinds],
         )
-        states = functional.embedding(token_ids.flatten(), self.embedding)
+        states = self.look_up_embeddings(token_ids.flatten())
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
         for layer, stored in zip(self.layers, cache.layers, strict=True):
@@ -198,7 +203,7 @@ class TransformerNetwork:
         is_visible = keys <= positions[:, :, None]
         if window is not None:
             is_visible = is_visible & (keys > positions[:, :, None] - window)
-        bias = torch.zeros(is_visible.shape, dtype=self.embedding.dtype, device=positions.device)
+        bias = torch.zeros(is_visible.shape, dtype=self.dtype, device=positions.device)
         bias = bias.masked_fill_(~is_visible, float("-inf"))
         group = self.attention.num_heads // self.attention.num_kv_heads
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)

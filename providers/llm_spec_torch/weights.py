@@ -42,21 +42,27 @@ def check_architecture(module: Any) -> None:
         _check_layer_architecture(layer)
 
 
-def convert_module_to_network(module: Any, *, num_positions: int, fused: bool) -> TransformerNetwork:
-    """Read a checked module into a network for positions below `num_positions`, and empty it on the way."""
+def convert_module_to_network(
+    module: Any, *, num_positions: int, fused: bool, embedding: Tensor | None = None
+) -> TransformerNetwork:
+    """Read a checked module into a network for positions below `num_positions`, and empty it on the way.
+
+    `embedding` takes the place of the module's own table.
+    """
     config: Any = module.config.get_text_config()
     body = _get_text_model(module)
     attention = body.layers[0].self_attn
     kinds, kind_of = _read_layer_kinds(body.rotary_emb, config, len(body.layers), num_positions)
     vocab_size = int(module.lm_head.weight.shape[0])
-    embedding = body.embed_tokens.weight.detach()
-    if embedding.device.type == "cpu":
-        embedding = embedding.clone()  # a part of a mapped file would keep all of it in memory
+    table = body.embed_tokens.weight.detach()
+    if embedding is None and table.device.type == "cpu":
+        embedding = table.clone()  # a part of a mapped file would keep all of it in memory
     final_norm, head = _fold_norm_into_linears(body.norm, [module.lm_head])
     scale: Any = getattr(body.embed_tokens, "embed_scale", None)
     return TransformerNetwork(
-        embedding=embedding,
-        embedding_scale=None if scale is None else scale.detach().to(embedding.dtype),
+        embedding=table if embedding is None else embedding,
+        dtype=table.dtype,
+        embedding_scale=None if scale is None else scale.detach().to(table.dtype),
         layers=tuple(_read_layer_weights(layer, kind_of[index]) for index, layer in enumerate(body.layers)),
         kinds=kinds,
         attention=AttentionShape(

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from llm_spec_torch.caches import CachePool
 from llm_spec_torch.checks import ReadRowsAt, find_agreeing_widths
@@ -78,7 +77,7 @@ class AgreeingWidthSearch:
     def _compute_head_logits(self, _: int, token_ids: Sequence[int]) -> FloatArray:
         """The head's part of a pass, in which places make no difference."""
         ids = torch.tensor(token_ids, device=self._network.embedding.device)
-        return _convert_to_numpy(self._network.compute_logits(functional.embedding(ids, self._network.embedding)))
+        return _convert_to_numpy(self._network.compute_logits(self._network.look_up_embeddings(ids)))
 
     def _make_row_reader(self, network: TransformerNetwork, start: int, *, has_head: bool) -> ReadRowsAt:
         """Passes of a network about position `start`, after random numbers: that costs less than to read a prompt."""

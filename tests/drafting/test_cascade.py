@@ -18,6 +18,7 @@ from llm_spec import (
     PromptLookup,
     ProviderDraft,
     ReferenceDraft,
+    SuffixDraft,
     TokenDraft,
     TokenModel,
     TokenSampler,
@@ -81,6 +82,13 @@ def test_joined_drafts_choose_before_they_draw(best: float) -> None:
         assert proposed(joined, "") == (text if best == 0.7 else "z")
 
 
+def test_drafts_that_ask_no_model_come_first() -> None:
+    """However they are joined: a model need not draft where a copy is sure. Else the given order holds."""
+    model, other = (ProviderDraft(LocalProvider(TableModel(seed=seed))) for seed in (1, 2))
+    suffix, lookup = SuffixDraft(), PromptLookup()
+    assert CascadeDraft(model, suffix, other, lookup).capabilities.drafts == (suffix, lookup, model, other)
+
+
 def test_joined_drafts_close_every_proposal() -> None:
     """Those that were looked at and those that were used, when the round has ended."""
     drafts = [Tokens(DraftToken(1, 0.1)), Tokens(DraftToken(2, 0.9), DraftToken(3)), Tokens(DraftToken(4))]
@@ -94,7 +102,7 @@ def test_joined_drafts_refuse_what_they_cannot_judge() -> None:
     """With the reason that a draft alone would have."""
     for token, reason in ((DraftToken(1, cast("Any", "sure")), "of type str"), (cast("Any", 5), "of type int")):
         with pytest.raises(DraftError, match=reason):
-            proposed(CascadeDraft(cast("Any", Tokens(token)), RandomDraft()), "")
+            proposed(CascadeDraft(cast("Any", Tokens(token)), cast("Any", Tokens())), "")
 
 
 def test_joined_drafts_need_the_same_vocabulary_all() -> None:

@@ -15,7 +15,9 @@ import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
 from llm_spec_torch.caches import CHUNK_TOKENS
+from llm_spec_torch.checkpoint import load_transformers_module, map_embedding
 from llm_spec_torch.network import TransformerNetwork
+from safetensors.torch import load_file, save_file
 from support.text_checks import check_one_text, check_texts
 
 from llm_spec import (
@@ -355,6 +357,44 @@ async def test_a_prompt_beyond_the_context_is_refused(tiny_folder: Path) -> None
     with pytest.raises(InvalidRequestError, match="takes fewer than 256"):
         await provider.complete(ChatRequest.create("x = 1\n" * 200))
     assert (await provider.complete(ChatRequest.create("x", max_tokens=3))).usage is not None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_table_of_embeddings_stays_in_its_file(make_checkpoint: MakeCheckpoint, dtype: str) -> None:
+    """On a CPU it is not copied, in whatever dtype it was saved; logits are those of a model that has copied it."""
+    folder = make_checkpoint(dtype=dtype)
+    stored = convert_file(folder, dtype)
+    model = TorchModel(folder, device="cpu", max_requests=1)
+    assert model._network.embedding.dtype == getattr(torch, dtype)
+    assert model._network.dtype == torch.float32
+    assert torch.equal(model._network.embedding, stored)
+    copied = TorchModel(folder, max_requests=1, module=load_transformers_module(folder, torch.float32, model.device))
+    assert copied._network.embedding.dtype == torch.float32
+    ids = list(range(40))
+    found, expected = (one.open().forward(ids, num_rows=1) for one in (model, copied))
+    np.testing.assert_array_equal(found, expected)
+
+
+def convert_file(folder: Path, dtype: str) -> torch.Tensor:
+    """Write a checkpoint's weights anew in a dtype; its table of embeddings."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return tensors["model.embed_tokens.weight"]
+
+
+def test_a_table_that_is_not_the_loaded_one_is_not_used(tiny_folder: Path, tmp_path: Path) -> None:
+    """Of another shape, dtype or content: then the loaded one is kept."""
+    folder = tmp_path / "other"
+    shutil.copytree(tiny_folder, folder)
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert map_embedding(folder, table) is not None
+    assert map_embedding(folder, table + 1.0) is None
+    assert map_embedding(folder, table[:-1]) is None
+    save_file({"model.embed_tokens.weight": table.to(torch.float64)}, folder / "model.safetensors")
+    assert map_embedding(folder, table) is None
+    save_file({"model.table": table}, folder / "model.safetensors")
+    assert map_embedding(folder, table) is None
 
 
 async def test_nan_in_the_weights_is_one_clear_error(tiny_folder: Path) -> None:

@@ -35,6 +35,7 @@ from llm_spec import (
     UnsupportedError,
     generate_events,
 )
+from llm_spec.contract.local import PassCosts
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext
@@ -235,6 +236,9 @@ class DearDrafts:
     def wants_more(self, confidences: Sequence[float | None]) -> bool:
         return len(confidences) < 4
 
+    def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
+        return len(confidences)
+
     def update(self, report: RoundFeedback) -> None:
         """Nothing is learned."""
 
@@ -253,6 +257,23 @@ async def test_a_request_begins_with_the_costs_of_earlier_ones(before: Lookahead
     await first.decode("tell")
     later = await first.with_config(replace(config, lookahead=CostAware())).decode("tell")
     assert (later.content, later.rounds[0].num_draft_tokens) == (STORY, num_drafted)
+
+
+class TimedTable(TableModel):
+    """A model that has found a pass of several tokens to take as long as fifty plain steps."""
+
+    pass_costs = PassCosts(50.0, 0.0)
+
+
+@pytest.mark.parametrize(("model", "is_drafted"), [(TableModel, True), (TimedTable, False)], ids=["unknown", "dear"])
+async def test_the_first_request_begins_with_the_costs_that_the_target_has_measured(
+    model: type[TableModel], is_drafted: bool
+) -> None:
+    """What verifying costs is then not found out at the expense of an answer."""
+    config = SpeculativeConfig(strategy="tokens", baseline_every=0)
+    decoder = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(model(STORY, order=16)), config)
+    result = await decoder.decode("tell")
+    assert (result.content, result.rounds[0].num_draft_tokens > 0) == (STORY, is_drafted)
 
 
 @pytest.mark.parametrize("lookahead", [Fixed(4), CostAware()], ids=["fixed", "cost"])

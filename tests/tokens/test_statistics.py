@@ -10,6 +10,7 @@ from llm_spec.tokens.statistics import (
     AcceptanceEstimate,
     ExponentialMovingAverage,
     ForwardCostLine,
+    PassCostEstimate,
     RobustTokenCostAverage,
 )
 
@@ -116,6 +117,46 @@ def test_line_and_average_stand_times_of_zero() -> None:
         line.update(width, 0.0)
         average.update(width, 0.0)
     assert (line.base_s, line.per_token_s, average.value) == (0.0, 0.0, 0.0)
+
+
+def make_pass_costs(wide: float = 0.0, token: float = 0.0625) -> PassCostEstimate:
+    return PassCostEstimate(half_life=64, prior_wide_cost=wide, prior_token_cost=token)
+
+
+def test_passes_of_several_tokens_have_a_line_of_their_own() -> None:
+    """Two tokens may cost 2.5 times as much as one, and each further one a quarter; in any unit."""
+    costs = make_pass_costs()
+    for index in range(100):
+        width = 1 + index % 9
+        costs.update(width, 2e-3 * (1.0 if width == 1 else 2.25 + 0.25 * (width - 1)))
+    assert costs.plain_s == pytest.approx(2e-3, rel=0.15)
+    assert costs.estimate_s(2) == pytest.approx(5e-3, rel=0.05)
+    assert costs.estimate_s(16) == pytest.approx(12e-3, rel=0.05)
+
+
+def test_what_is_believed_of_wide_passes_holds_until_they_are_measured() -> None:
+    """To the scale of plain steps, however many these are; and the other way round."""
+    costs = make_pass_costs(1.25, 0.25)
+    for _ in range(1000):
+        costs.update(1, 0.02)
+    assert costs.estimate_s(5) == pytest.approx(0.02 * 3.25)
+    costs = make_pass_costs(1.25, 0.25)
+    for _ in range(10):
+        costs.update(5, 0.02 * 3.25)
+    assert costs.plain_s == pytest.approx(0.02)
+
+
+def test_two_tokens_never_take_less_time_than_one() -> None:
+    """Where a pass of one is padded to two, it costs as much, and the estimate says so."""
+    costs = make_pass_costs()
+    for index in range(60):
+        costs.update(1 + index % 2, 0.02)
+    assert costs.estimate_s(2) == pytest.approx(costs.plain_s, rel=0.02)
+    costs.update(2, 0.001)
+    assert costs.estimate_s(2) >= costs.plain_s > 0.0
+    for width in (1, 2, 9):
+        costs.update(width, 0.0)
+    assert costs.plain_s >= 0.0
 
 
 def test_cost_average_is_per_token_and_survives_hiccups() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from llm_spec_gguf.library import LlamaContext, LlamaModel
 from llm_spec_gguf.width_search import AgreeingWidths
 from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece_vocabulary, write_mamba
 
-from llm_spec import ConfigError, ModelLoadError, ProviderDraft, TargetError, open_provider
+from llm_spec import ConfigError, ModelLoadError, PassTimingModel, ProviderDraft, TargetError, open_provider
 from llm_spec.testing import check_token_model_conformance
 
 
@@ -40,7 +41,8 @@ def test_rows_that_depend_on_the_width_are_not_promised(pair: dict[str, Path]) -
     ("widths", "seconds", "given", "max_width"),
     [
         ([1, 4, 16], {1: 1.0, 4: 1.5, 16: 8.0}, None, 16),
-        ([1, 4, 16], {1: 1.0, 4: 3.5, 16: 4.0}, None, 1),  # verifying takes nearly as long as writing
+        ([1, 4, 16], {1: 1.0, 4: 3.5, 16: 14.0}, None, 1),  # verifying takes nearly as long as writing
+        ([1, 4, 16], {1: 1.0, 4: 4.5, 16: 7.0}, None, 16),  # but a long draft does not
         ([2, 4, 16], {1: 1.0, 2: 1.5, 4: 1.5, 16: 4.0}, None, 1),  # a plain step would take longer than without drafts
         ([2, 4, 16], {1: 1.0, 2: 1.05, 4: 1.5, 16: 4.0}, None, 16),
         ([2, 4, 16], {1: 1.0, 2: 2.0, 4: 4.0, 16: 14.0}, 16, 16),
@@ -58,6 +60,41 @@ def test_where_no_draft_can_pay_nothing_is_drafted(  # noqa: PLR0917 - fixtures 
     monkeypatch.setattr(model, "find_agreeing_widths", lambda *_: AgreeingWidths(widths, seconds))
     loaded = GgufModel(write_model(), threads=1, max_width=given)
     assert (loaded.max_width, loaded.same_text) == (max_width, True)
+
+
+def test_what_passes_cost_is_known_to_lookahead_from_the_first_answer_on(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line through the widths of several rows, in plain steps; a pass is padded to a wider one that takes less."""
+    seconds = {1: 2.0, 2: 5.0, 3: 7.0, 4: 6.0, 8: 8.0, 16: 12.0}
+    monkeypatch.setattr(model, "find_agreeing_widths", lambda *_: AgreeingWidths([1, 2, 3, 4, 8, 16], seconds))
+    loaded = GgufModel(write_model(), threads=1)
+    assert isinstance(loaded, PassTimingModel)
+    assert loaded.pass_costs is not None
+    costs = [loaded.pass_costs.wide + loaded.pass_costs.per_token * more for more in (1, 15)]
+    assert costs == pytest.approx([1.5, 5.0], abs=0.8)
+    session, widths = loaded.open(), list[int]()
+    read = LlamaContext.read
+
+    def read_and_note(self: LlamaContext, token_ids: Sequence[int], *, num_rows: int) -> np.ndarray:
+        widths.append(len(token_ids))
+        return read(self, token_ids, num_rows=num_rows)
+
+    monkeypatch.setattr(LlamaContext, "read", read_and_note)
+    for count in (1, 2, 3, 5, 9):
+        session.forward([5] * count, num_rows=count)
+    session.close()
+    assert widths == [1, 2, 4, 8, 16]
+    assert GgufModel(write_model(), threads=1, exact=False).pass_costs is None
+
+
+@pytest.mark.parametrize("seconds", [{1: 1.0, 16: 4.0}, {1: 1.0}])
+def test_one_width_beside_a_single_row_is_enough_for_a_cost(seconds: dict[int, float]) -> None:
+    """A pass of any number of tokens is padded to it; and where there is none, none can be drafted."""
+    costs = AgreeingWidths(list(seconds), seconds).pass_costs
+    assert [costs.wide + costs.per_token * more for more in (1, 15)] == pytest.approx(
+        [3.0, 3.0] if 16 in seconds else [0, 0]
+    )
 
 
 def test_a_cache_that_is_full_moves_to_a_larger_one(tiny: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
