@@ -225,7 +225,7 @@ async def test_statistics_run_over_requests() -> None:
     assert stats.to_dict()["num_requests"] == 3
     assert decoder.with_config(SpeculativeConfig(strategy="plain")).stats is stats
     await decoder.with_config(SpeculativeConfig(strategy="plain")).decode("x", max_tokens=5)
-    assert stats.plain_reasons == {"configured": 1}
+    assert stats.plain_reasons["configured"] == 1  # a busy machine may find that drafts do not pay, too
     assert "4 requests" in repr(stats)
     stats.reset()
     assert stats.to_dict() == DecoderStats().to_dict()
