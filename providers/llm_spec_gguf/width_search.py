@@ -66,7 +66,7 @@ class AgreeingWidths(NamedTuple):
         costs = [self._get_pass_s(count) / plain_s - 1.0 for count in range(2, self.widths[-1] + 1)]
         if len(costs) < 2:
             return PassCosts(0.0, sum(costs))
-        per_token, wide = np.polynomial.Polynomial.fit(range(1, len(costs) + 1), costs, 1).convert().coef[::-1]
+        per_token, wide = np.polyfit(range(1, len(costs) + 1), costs, 1)
         return PassCosts(float(wide), max(float(per_token), 0.0))
 
     def _list_pass_s(self, *, above: int) -> list[float]:

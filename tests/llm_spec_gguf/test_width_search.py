@@ -92,3 +92,9 @@ def test_what_exact_passes_cost() -> None:
     """A plain step in single rows; and verifying, if all drafted tokens stand, in their place."""
     found = AgreeingWidths([2, 4, 16], {1: 0.25, 2: 0.5, 4: 0.5, 16: 2.0})
     assert (found.plain_cost, found.verifying_speed) == (2.0, 2.0)
+
+
+def test_passes_that_all_take_the_same_time_cost_nothing_more() -> None:
+    """Where a single row only agrees if it is padded to several, as many tokens are read for nothing."""
+    costs = AgreeingWidths([4], {1: 0.25, 4: 0.5}).pass_costs
+    assert (costs.wide, costs.per_token) == pytest.approx((0.0, 0.0))
