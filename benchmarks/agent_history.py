@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import gzip
-import itertools
 import json
 import threading
 import time
@@ -208,8 +207,7 @@ def write_turn(drafter: TokenDrafter, model: TokenModel, turn: Turn, sums: Sums,
         proposal = proposed[: count_worth_verifying(proposed, lookahead)]
         sums.draft_s += time.perf_counter() - started
         rest = answer_ids[len(answer_ids) - num_left :]
-        agree = (token.token_id == right for token, right in zip(proposal, rest, strict=False))
-        num_accepted = sum(1 for _ in itertools.takewhile(bool, agree))
+        num_accepted = count_right_tokens(proposal, rest)
         context_ids += rest[: num_accepted + 1]
         verify_s, draft_s = 1 + 0.05 * len(proposal), 0.002 * len(proposed)
         confidences = tuple(token.confidence for token in proposed)

@@ -73,11 +73,10 @@ class Contenders(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamedAnswer:
-    """What the target wrote, and when it wrote the last token, since the first."""
+    """What the target wrote, and the seconds from its first token to its last one."""
 
     token_ids: list[int]
     texts: list[str]
-    first_s: float
     rest_s: float
 
 
@@ -94,14 +93,14 @@ class Report:
 
 
 async def stream_answer(endpoint: TokenEndpoint, request: ChatRequest) -> StreamedAnswer:
-    began_s, times, token_ids, texts = time.perf_counter(), list[float](), list[int](), list[str]()
+    times, token_ids, texts = list[float](), list[int](), list[str]()
     async with endpoint.stream_chat(request) as events:
         async for event in events:
             if isinstance(event, TextDelta) and event.token_ids:
                 times.append(time.perf_counter())
                 token_ids += event.token_ids
                 texts += [event.text, *("" for _ in event.token_ids[1:])]
-    return StreamedAnswer(token_ids, texts, times[0] - began_s, times[-1] - times[0])
+    return StreamedAnswer(token_ids, texts, times[-1] - times[0])
 
 
 async def measure_call_s(endpoint: TokenEndpoint, prompt_ids: list[int], answer: StreamedAnswer) -> dict[int, float]:

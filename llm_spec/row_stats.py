@@ -25,7 +25,7 @@ _PRIOR_TOKENS: Final = 2.0  # … so many tokens
 _LOCAL_PRIOR_TOKENS: Final = 6.0  # what earlier answers say counts as so many tokens of this one
 _PRIOR_SECOND_TOKENS: Final = 2.0  # second choices that are taken to have been expected, and not to have been right
 _SAVED_SHARE: Final = 0.5  # of the tokens that right second choices give, that is left after what rows of others cost
-_MIN_ASKED_TOKENS: Final = 64.0  # after which a draft whose second choices are hardly ever right is not asked for them
+_MIN_COMPARED_TOKENS: Final = 64.0  # after which second choices that are hardly ever right are requested no more
 _MIN_SECOND_SHARE: Final = 0.02  # of tokens, at which they are right
 _MIN_SECONDS: Final = 1e-9
 _MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
@@ -119,9 +119,9 @@ class SecondTokenStats:
         return _SAVED_SHARE * self._num_right / (self._num_wrong + _PRIOR_SECOND_TOKENS)
 
     @property
-    def is_worth_asking(self) -> bool:
-        """Whether a draft that tells them should."""
-        return self._num_tokens < _MIN_ASKED_TOKENS or self._num_right >= _MIN_SECOND_SHARE * self._num_tokens
+    def is_worth_requesting(self) -> bool:
+        """Whether to request them of a draft that has them."""
+        return self._num_tokens < _MIN_COMPARED_TOKENS or self._num_right >= _MIN_SECOND_SHARE * self._num_tokens
 
 
 class LatenessStats:

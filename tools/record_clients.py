@@ -67,8 +67,8 @@ class _RuledAgent(RuleBasedProvider):
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        asked = max((at for at, message in enumerate(request.messages) if message.role == "user"), default=0)
-        called = {call.name for message in request.messages[asked:] for call in message.tool_calls}
+        last_question = max((at for at, message in enumerate(request.messages) if message.role == "user"), default=0)
+        called = {call.name for message in request.messages[last_question:] for call in message.tool_calls}
         tools = sorted(request.tools, key=lambda tool: tool.get("function", {}).get("name") in called)
         async with (
             super().stream(replace(request, tools=tuple(tools))) as events,
@@ -179,7 +179,7 @@ async def _run_openai_chat(client: Any, recorder: Recorder) -> None:
 
     plain = [{"type": "function", "function": tool} for tool in describe_tools()]
     strict = [pydantic_function_tool(made, name=made.__name__) for made in _make_argument_types()]
-    for kind, asked, ask, options in (
+    for kind, questions, ask, options in (
         ("conversation", TALK, _complete_openai_chat, {}),
         ("conversation", TALK, _stream_openai_chat, {}),
         ("agent", TASKS, _complete_openai_chat, {"tools": plain}),
@@ -188,7 +188,7 @@ async def _run_openai_chat(client: Any, recorder: Recorder) -> None:
     ):
         recorder.kind = kind
         messages: list[Any] = [{"role": "system", "content": SYSTEM}]
-        for text in asked:
+        for text in questions:
             messages.append({"role": "user", "content": text})
             calls: list[Any] = [None]
             while calls:
@@ -229,7 +229,7 @@ async def _stream_openai_chat(client: Any, **options: Any) -> dict[str, Any]:
 
 async def _run_openai_responses(client: Any, recorder: Recorder) -> None:
     for is_streamed in (False, True):
-        for kind, asked, options in (
+        for kind, questions, options in (
             ("conversation", TALK, {}),
             (
                 "agent, responses API",
@@ -239,7 +239,7 @@ async def _run_openai_responses(client: Any, recorder: Recorder) -> None:
         ):
             recorder.kind = kind
             given: list[Any] = []
-            for text in asked:
+            for text in questions:
                 given.append({"role": "user", "content": text})
                 calls: list[Any] = [None]
                 while calls:
@@ -317,14 +317,14 @@ async def run_langchain(recorder: Recorder) -> None:
 
     model = ChatOpenAI(model=MODEL, base_url=f"{recorder.url}/v1", api_key="none")
     tools = {name: tool(function) for name, function in TOOLS.items()}
-    for kind, asked, bound in (
+    for kind, questions, bound in (
         ("conversation", TALK, model),
         ("agent", TASKS, model.bind_tools(list(tools.values()))),
     ):
         for is_streamed in (False, True):
             recorder.kind = kind
             messages: list[Any] = [SystemMessage(SYSTEM)]
-            for text in asked:
+            for text in questions:
                 messages.append(HumanMessage(text))
                 calls: list[Any] = [None]
                 while calls:
@@ -362,7 +362,7 @@ async def run_openai_agents(recorder: Recorder) -> None:
     loose = [function_tool(function, strict_mode=False) for function in TOOLS.values()]
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
         model = kind(model=MODEL, openai_client=AsyncOpenAI(base_url=f"{recorder.url}/v1", api_key="none"))
-        for name, asked, tools, output_type in (
+        for name, questions, tools, output_type in (
             ("conversation", TALK, [], None),
             ("agent with the SDK's own (strict) tools", TASKS, by_default, None),
             ("agent, strict_mode=False", TASKS, loose, None),
@@ -373,7 +373,7 @@ async def run_openai_agents(recorder: Recorder) -> None:
             agent = Agent(name="Assistant", instructions=SYSTEM, model=model, tools=tools, output_type=output_type)
             for is_streamed in (False, True):
                 given: Any = []
-                for text in asked:
+                for text in questions:
                     given = [*given, {"role": "user", "content": text}]
                     if is_streamed:
                         run = Runner.run_streamed(agent, given)
@@ -398,7 +398,7 @@ async def run_pydantic_ai(recorder: Recorder) -> None:
         OpenAIResponsesModel(MODEL, provider=provider),
         AnthropicModel(MODEL, provider=AnthropicProvider(base_url=recorder.url, api_key="none")),
     ):
-        for name, asked, tools, output_type in (
+        for name, questions, tools, output_type in (
             ("conversation", TALK, [], str),
             ("agent", TASKS, list(TOOLS.values()), str),
             ("typed answer", TYPED, [], _make_trip_type()),
@@ -408,7 +408,7 @@ async def run_pydantic_ai(recorder: Recorder) -> None:
             agent: Any = Agent(model, instructions=SYSTEM, tools=tools, output_type=output_type)
             for is_streamed in (False, True):
                 history: Any = None
-                for text in asked:
+                for text in questions:
                     if is_streamed:
                         async with agent.run_stream(text, message_history=history) as run:
                             await run.get_output()
@@ -436,11 +436,11 @@ async def run_litellm(recorder: Recorder) -> None:
     tools = [{"type": "function", "function": tool} for tool in describe_tools()]
     for prefix, base in (("openai", f"{recorder.url}/v1"), ("anthropic", recorder.url)):
         where: Any = {"model": f"{prefix}/{MODEL}", "api_base": base, "api_key": "none", "max_tokens": 1024}
-        for kind, asked, options in (("conversation", TALK, {}), ("agent", TASKS, {"tools": tools})):
+        for kind, questions, options in (("conversation", TALK, {}), ("agent", TASKS, {"tools": tools})):
             recorder.kind = kind
             for is_streamed in (False, True):
                 messages: list[Any] = [{"role": "system", "content": SYSTEM}]
-                for text in asked:
+                for text in questions:
                     messages.append({"role": "user", "content": text})
                     calls: Any = [None]
                     while calls:

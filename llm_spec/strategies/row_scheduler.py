@@ -17,7 +17,7 @@ Where the draft is unsure, a call has a row more: the prefix with the draft's se
 
 If that is the target's own token after c, this row has the token after it, and a round trip is saved. The token that
 the row before gave decides which of the two rows is read. Both were sent before it was known, each gives the target's
-own token after exactly its own prefix, and what they say decides nothing: so the text keeps its law, sampled or not.
+own token after exactly its own prefix, and no token is chosen for what it is: so sampled text keeps its distribution.
 
 A stream shows for nothing how well the draft does: rows are sent once that is known to pay, and the first call of a
 server has one row. `RowCallStats` has the arithmetic.

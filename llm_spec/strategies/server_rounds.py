@@ -297,7 +297,9 @@ class _ServerRounds:
     def _restart_draft_after_answer(self) -> None:
         self._scheduler.draft.record_restart(self._clock())
         may_branch = not self._is_read_from_scores
-        self._background_draft.wants_second_choices = may_branch and self._pair_stats.rows.second_tokens.is_worth_asking
+        self._background_draft.wants_second_choices = (
+            may_branch and self._pair_stats.rows.second_tokens.is_worth_requesting
+        )
         self._encoded_draft.restart(self._answer.text, _DRAFT_TOKENS)
 
     # ------------------------------------------------------------------------------------------- calls

@@ -136,10 +136,35 @@ class TokenCostMean(_TokenCostBase):
         self._add_decaying(num_tokens, seconds, self._keep**num_tokens)
 
 
+class _PassSums:
+    """Sums over passes of one token, and over wider ones.
+
+    The two forget separately: a long stretch of one must not wipe out what is known of the other.
+    """
+
+    def __init__(self, half_life: float, max_outlier: float = _OUTLIER_RATIO) -> None:
+        self.alone = [0.0, 0.0]  # of the weights w, and of w y
+        self.wide = [0.0, 0.0, 0.0, 0.0, 0.0]  # x = width - 1: of w, w x, w x x, w y, w x y
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._max_outlier = max_outlier
+
+    def add(self, width: int, seconds: float, expected_s: float) -> None:
+        """Add a pass of `width` tokens (at least 1); the first one may take any time."""
+        is_known = self.alone[0] + self.wide[0] > 0.0
+        keep, y = _weigh_outlier(seconds, expected_s if is_known else None, self._max_outlier)
+        if keep < 1.0:
+            self.alone = [keep * value for value in self.alone]
+            self.wide = [keep * value for value in self.wide]
+        x = width - 1
+        if x:
+            terms = (1.0, x, x * x, y, x * y)
+            self.wide = [self._keep * value + term for value, term in zip(self.wide, terms, strict=True)]
+        else:
+            self.alone = [self._keep * value + term for value, term in zip(self.alone, (1.0, y), strict=True)]
+
+
 class ForwardCostLine:
     """Seconds of a forward as a line over its width (tokens given to it): least squares that forget.
-
-    Plain steps and wider ones forget separately: a long stretch of one must not wipe out what is known of the other.
 
     The prior is one pseudo-observation, `cost(9) = prior_ratio * cost(1)`, of weight `prior_weight`; it has no scale,
     so it holds in any unit and keeps the line determined when every width was the same. `max_outlier`: a time beyond so
@@ -154,12 +179,9 @@ class ForwardCostLine:
         prior_weight: float = 0.1,
         max_outlier: float = _OUTLIER_RATIO,
     ) -> None:
-        self._max_outlier = max_outlier
-        self._keep = 0.5 ** (1.0 / half_life)
+        self._sums = _PassSums(half_life, max_outlier)
         self._slope_per_base = (prior_ratio - 1.0) / 8.0
         self._prior = 64.0 * prior_weight
-        self._alone = [0.0, 0.0]  # sums over plain steps: of the weights w, and of w y
-        self._wide = [0.0, 0.0, 0.0, 0.0, 0.0]  # over wider ones, x = width - 1: of w, w x, w x x, w y, w x y
         self._base, self._slope = 1.0, self._slope_per_base
 
     @property
@@ -174,24 +196,14 @@ class ForwardCostLine:
 
     def update(self, width: int, seconds: float) -> None:
         """Add a forward of `width` tokens (at least 1)."""
-        x = width - 1
-        known = self._alone[0] + self._wide[0]
-        keep, y = _weigh_outlier(seconds, self._base + self._slope * x if known else None, self._max_outlier)
-        if keep < 1.0:
-            self._alone = [keep * value for value in self._alone]
-            self._wide = [keep * value for value in self._wide]
-        if x:
-            terms = (1.0, x, x * x, y, x * y)
-            self._wide = [self._keep * value + term for value, term in zip(self._wide, terms, strict=True)]
-        else:
-            self._alone = [self._keep * value + term for value, term in zip(self._alone, (1.0, y), strict=True)]
+        self._sums.add(width, seconds, self._base + self._slope * (width - 1))
         self._fit_line()
 
     def _fit_line(self) -> None:
         """Minimise `sum w (y - base - slope x)^2 + prior (slope - tilt base)^2`; neither may be negative."""
-        weight, sum_x, sum_xx, sum_y, sum_xy = self._wide
-        weight += self._alone[0]
-        sum_y += self._alone[1]
+        weight, sum_x, sum_xx, sum_y, sum_xy = self._sums.wide
+        weight += self._sums.alone[0]
+        sum_y += self._sums.alone[1]
         ones = weight + self._prior * self._slope_per_base**2
         cross = sum_x - self._prior * self._slope_per_base
         squares = sum_xx + self._prior
@@ -214,11 +226,9 @@ class PassCostEstimate:
     """
 
     def __init__(self, *, half_life: float, prior_wide_cost: float, prior_token_cost: float) -> None:
-        self._keep = 0.5 ** (1.0 / half_life)
+        self._sums = _PassSums(half_life)
         self._prior_wide = prior_wide_cost
         self._prior_token = prior_token_cost
-        self._alone = [0.0, 0.0]  # sums over passes of one token: of the weights w, and of w y
-        self._wide = [0.0, 0.0, 0.0, 0.0, 0.0]  # over wider ones, x = width - 1: of w, w x, w x x, w y, w x y
         self.plain_s = 1.0  # of one token alone; 1 before the first update
         self.wide_s = prior_wide_cost  # that a pass takes longer because it has several
         self.per_token_s = prior_token_cost  # for each token after the first
@@ -229,17 +239,7 @@ class PassCostEstimate:
 
     def update(self, width: int, seconds: float) -> None:
         """Add a pass of `width` tokens (at least 1)."""
-        is_known = self._alone[0] + self._wide[0] > 0.0
-        keep, y = _weigh_outlier(seconds, self.estimate_s(width) if is_known else None)
-        if keep < 1.0:
-            self._alone = [keep * value for value in self._alone]
-            self._wide = [keep * value for value in self._wide]
-        x = width - 1
-        if x:
-            terms = (1.0, x, x * x, y, x * y)
-            self._wide = [self._keep * value + term for value, term in zip(self._wide, terms, strict=True)]
-        else:
-            self._alone = [self._keep * value + term for value, term in zip(self._alone, (1.0, y), strict=True)]
+        self._sums.add(width, seconds, self.estimate_s(width))
         self._fit()
 
     def _fit(self) -> None:
@@ -247,8 +247,8 @@ class PassCostEstimate:
 
         `sum_alone w (y - b)^2 + sum_wide w (y - b - d - s x)^2 + p (d - prior b)^2 + q (s - prior b)^2`
         """
-        alone, alone_y = self._alone
-        weight, sum_x, sum_xx, sum_y, sum_xy = self._wide
+        alone, alone_y = self._sums.alone
+        weight, sum_x, sum_xx, sum_y, sum_xy = self._sums.wide
         is_refuted = abs(self.wide_s - self._prior_wide * self.plain_s) > _WIDE_TOLERANCE * self.plain_s
         wide_weight = _REFUTED_WIDE_WEIGHT if is_refuted else _WIDE_WEIGHT
         p_wide, q_token = wide_weight * self._prior_wide, _TOKEN_WEIGHT * self._prior_token

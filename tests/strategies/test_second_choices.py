@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from strategies.test_probe_sampling import sampled_text, triples_p_value
 from strategies.test_row_ownership import PacedTarget, answers_p_value
+from strategies.test_row_ownership import draw as draw_texts
 from strategies.test_row_scheduler import STEP_S, Run, paced
 
 from llm_spec import ChatRequest, DraftCapabilities, DraftPiece, SecondChoice
@@ -166,13 +168,13 @@ def test_a_draft_is_asked_for_them_until_they_were_of_no_use() -> None:
     stats = SecondTokenStats()
     for _ in range(63):
         stats.add_next_token(0.3, is_first_wrong=True, is_right=False)
-    assert stats.is_worth_asking
+    assert stats.is_worth_requesting
     for _ in range(30):
         stats.add_next_token(0.3, is_first_wrong=True, is_right=False)
-    assert not stats.is_worth_asking
+    assert not stats.is_worth_requesting
 
 
-# ------------------------------------------------------------------------------------------ the target's law
+# ------------------------------------------------------------------------------------------ the target's distribution
 
 
 class UnsureDraft:
@@ -204,16 +206,7 @@ class UnsureDraft:
         pass
 
 
-def draw(
-    num_answers: int, num_tokens: int, patterns: Sequence[str] = ("aabbbc", "b", "abc", "cb", "a"), num_places: int = 4
-) -> list[str]:
-    async def texts() -> list[str]:
-        request = ChatRequest.create("tell", temperature=1.0, max_tokens=num_tokens)
-        target = PacedTarget(11)
-        drafts = [UnsureDraft(patterns[n % len(patterns)]) for n in range(num_answers)]
-        return [await sampled_text(target, request, draft, max_concurrent_streams=num_places) for draft in drafts]
-
-    return run_virtual(texts())
+draw = partial(draw_texts, make_draft=UnsureDraft)
 
 
 @pytest.fixture
@@ -233,7 +226,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_sampled_text_with_second_choices_has_the_targets_law(followed: list[int]) -> None:
+def test_sampled_text_with_second_choices_has_the_targets_distribution(followed: list[int]) -> None:
     """Windows of three tokens, in long answers."""
     assert triples_p_value(draw(60, 100)) > 1e-3
     assert len(followed) > 300
