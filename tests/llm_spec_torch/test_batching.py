@@ -475,12 +475,12 @@ async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, mo
     calls = iter(range(10**6))
 
     def failing(self: TransformerNetwork, *rest: Any) -> torch.Tensor:
-        if self is draft.model._network and next(calls) == 20:
+        if self is draft.model._network and next(calls) == 5:
             raise RuntimeError("the device is gone")
         return right(self, *rest)
 
     monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", failing)
-    decoder = decoder_for(target, ProviderDraft(draft))
+    decoder = decoder_for(target, ProviderDraft(draft), lookahead=Fixed(3))
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
     check_texts([result.content for result in results], expected, target.model)
     assert any(result.fallbacks for result in results)

@@ -66,7 +66,8 @@ def message(result: SpeculativeResult) -> tuple[Any, ...]:
 
 async def answer_all(target: HttpProvider, strategy: StrategyName) -> list[SpeculativeResult]:
     decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy=strategy, stream_always=True))
-    decoder._planner.pair_stats = Patient()
+    if strategy != "auto":
+        decoder._planner.pair_stats = Patient()
     return [await decoder.decode(request) for request in REQUESTS]
 
 
