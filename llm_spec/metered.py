@@ -14,9 +14,10 @@ from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
+from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
     EarlyEncoding,
+    EarlyStreaming,
     Feature,
     SampledToken,
     TokenEndpoint,
@@ -28,6 +29,7 @@ from llm_spec.counting import MaxTokensCutter
 from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids_if_possible
 from llm_spec.drafting.optional_members import (
     RequestOptionalDrafter,
+    WrappedDraft,
     find_token_draft_refusal,
     open_draft_for_request,
     open_token_draft,
@@ -60,7 +62,7 @@ class ExternalCallMeter(Protocol):
 class MeteredTarget:
     """A target whose calls are counted, and fail after silence; otherwise the same.
 
-    An `LlmProvider`, `Discoverable`, `TokenIdStreaming` and `EarlyEncoding`.
+    An `LlmProvider`, `Discoverable`, `TokenIdStreaming`, `EarlyEncoding` and `EarlyStreaming`.
 
     What is found out of it serves all requests, and is not counted.
     """
@@ -82,11 +84,12 @@ class MeteredTarget:
         can, meter = self._target.capabilities, self._meter
         if can.token_endpoint is None and can.token_scorer is None:
             return can
-        endpoint = (
-            None if can.token_endpoint is None else _MeteredEndpoint(can.token_endpoint, meter, self._chunk_timeouts)
-        )
+        endpoint = None if can.token_endpoint is None else self._meter_endpoint(can.token_endpoint)
         scorer = None if can.token_scorer is None else _MeteredScorer(can.token_scorer, meter, self._chunk_timeouts)
         return replace(can, token_endpoint=endpoint, token_scorer=scorer)
+
+    def _meter_endpoint(self, endpoint: TokenEndpoint) -> _MeteredEndpoint:
+        return _MeteredEndpoint(endpoint, self._meter, self._chunk_timeouts)
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         return self.count_external_call(self._target.stream(request), request)
@@ -111,6 +114,13 @@ class MeteredTarget:
         if not isinstance(self._target, EarlyEncoding):
             raise UnsupportedError(f"target {self.name} encodes nothing before it was tried")
         return await self._chunk_timeouts.wait_for_first_chunk(self._target.encode_early(text))
+
+    async def wait_for_early_endpoint(self) -> TokenEndpoint | None:
+        """The target's own, if its calls can be made this early (`EarlyStreaming`)."""
+        if not isinstance(self._target, EarlyStreaming):
+            return None
+        endpoint = await self._target.wait_for_early_endpoint()
+        return None if endpoint is None else self._meter_endpoint(endpoint)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -199,24 +209,15 @@ class _MeteredScorer:
         return await self._chunk_timeouts.wait_for_first_chunk(scored)
 
 
-class MeteredDraft(RequestOptionalDrafter):
+class MeteredDraft(WrappedDraft, RequestOptionalDrafter):
     """A draft whose calls are counted; otherwise the same.
 
     The tokens of its rounds as a `TokenDrafter` are counted where these run.
     """
 
     def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
-        self._draft = draft
+        super().__init__(draft)
         self._meter = meter
-
-    @property
-    def name(self) -> str:
-        return self._draft.name
-
-    @property
-    def capabilities(self) -> DraftCapabilities:
-        """As the draft itself."""
-        return get_draft_capabilities(self._draft)
 
     def for_request(self) -> MeteredDraft:
         return MeteredDraft(open_draft_for_request(self._draft), self._meter)

@@ -19,8 +19,8 @@ from llm_spec._clock import get_loop_clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
-from llm_spec.drafting.optional_members import open_draft_for_request
+from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
 from llm_spec.errors import CircuitOpenError, TransientError
 
 __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient", "wait_within"]
@@ -244,7 +244,7 @@ class _DraftHealthWatch:
             self._breaker.record_outcome(None)
 
 
-class GuardedDraft:
+class GuardedDraft(WrappedDraft):
     """A draft with a circuit breaker and a limit. If it may not be called, it fails and the target goes on alone.
 
     One that was left after a silence of `patience_s` seconds has failed, too. One whose place a target takes fails
@@ -254,19 +254,10 @@ class GuardedDraft:
     def __init__(
         self, draft: DraftProvider, breaker: CircuitBreaker, limit: ConcurrencyLimit | None, patience_s: float
     ) -> None:
-        self._draft = draft
+        super().__init__(draft)
         self._breaker = breaker
         self._limit = limit
         self._patience_s = patience_s
-
-    @property
-    def name(self) -> str:
-        return self._draft.name
-
-    @property
-    def capabilities(self) -> DraftCapabilities:
-        """As the draft itself."""
-        return get_draft_capabilities(self._draft)
 
     def for_request(self) -> GuardedDraft:
         return GuardedDraft(open_draft_for_request(self._draft), self._breaker, self._limit, self._patience_s)

@@ -23,7 +23,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.config import StrategyName
-from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
+from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TopTokens
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
@@ -150,6 +150,29 @@ class EarlyEncodingTarget(IdStreamingTarget):
         return await self.encode(text)
 
 
+class EarlyStreamingTarget(EarlyEncodingTarget):
+    """It has room, which it takes `room_s` of the trial to see: streams may begin from then on."""
+
+    def __init__(self, room_s: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.capabilities = replace(self.capabilities, shares_prompt_cache=True)
+        self._can = replace(self._can, shares_prompt_cache=True)
+        self._room_s = room_s
+        self.streams_begun_s: list[float] = []
+
+    async def wait_for_early_endpoint(self) -> TokenEndpoint | None:
+        await asyncio.sleep(self._room_s)
+        return self
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        self.streams_begun_s.append(asyncio.get_running_loop().time())
+        async with super().stream_after(token_ids, request) as events:
+            yield events
+
+
 class RestartTimedDraft(SimulatedDraft):
     """It notes when its calls begin."""
 
@@ -222,6 +245,104 @@ def test_a_draft_is_judged_beside_the_trial(*, is_early: bool) -> None:
         began_s, ended_s = target.began_s, target.began_s + 1.0
         assert [at_s for at_s in draft.began_s if at_s < began_s] == [0.0]
         assert any(began_s <= at_s < ended_s for at_s in draft.began_s) == is_early
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("outcome", ["found", "missing", "failed"])
+def test_streams_begin_beside_the_trial_where_there_is_room(outcome: str) -> None:
+    """What they write comes when the trial has ended well; else the first stream goes on alone, and nothing is lost."""
+
+    async def check() -> None:
+        failure = TransientError("busy") if outcome == "failed" else None
+        options = {"trial_s": 1.0, "text": LONG_TEXT, "failure": failure, "has_endpoint": outcome == "found"}
+        took_s: list[float] = []
+        for room_s in (0.6, 5.0):
+            target = EarlyStreamingTarget(room_s, **options)
+            async with decoder_of(target, LONG_TEXT, strategy="race", baseline_every=0) as decoder:
+                result, answer_s = await seconds(decoder)
+            assert result.content == LONG_TEXT
+            took_s.append(answer_s)
+            num_early = sum(at_s < target.began_s + 0.9 for at_s in target.streams_begun_s)
+            assert bool(num_early) == (room_s == 0.6)
+            assert (len(target.streams_begun_s) > num_early) == (outcome == "found")
+        if outcome == "found":
+            assert took_s[0] < took_s[1]
+        if outcome == "failed":
+            assert took_s == [pytest.approx(0.4 + 799 * 0.02)] * 2
+
+    run_virtual(check())
+
+
+class ForgetfulTarget(EarlyStreamingTarget):
+    """It takes no token ids after all and begins anew where it should go on from a text: that takes 3 s to see."""
+
+    def __init__(self, room_s: float) -> None:
+        super().__init__(room_s, trial_s=1.0, text=LONG_TEXT, has_endpoint=False)
+        both: frozenset[Feature] = frozenset({"token_endpoint", "continue_prefix"})
+        self.capabilities = self._can = replace(self._can, continue_prefix=True, discoverable=both)
+        self.num_by_text = 0
+
+    async def discover(self, feature: Feature) -> None:
+        self.features.append(feature)
+        self.began_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0 if feature == "token_endpoint" else 3.0)
+        if feature == "continue_prefix":
+            self.capabilities = replace(self.capabilities, continue_prefix=False)
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        self.num_by_text += bool(request.prefix)
+        async with super().stream(replace(request, prefix="")) as events:
+            yield events
+
+
+def test_no_stream_begins_by_text_before_that_was_tried() -> None:
+    """Also where streams by token ids have begun while those were tried, in vain."""
+
+    async def check() -> None:
+        target = ForgetfulTarget(room_s=0.3)
+        async with decoder_of(target, LONG_TEXT, strategy="race", baseline_every=0) as decoder:
+            result, _ = await seconds(decoder)
+        assert result.content == LONG_TEXT
+        assert target.streams_begun_s
+        assert target.num_by_text == 0
+        assert "continue_prefix" in target.features
+
+    run_virtual(check())
+
+
+class RefusingTarget(EarlyStreamingTarget):
+    """Streams are refused at once; from then on it takes no token ids any more where it `loses` them."""
+
+    loses = False
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_after(token_ids, request) as events:
+            if self.loses:
+                self.capabilities = replace(self._can, token_endpoint=None)
+            if self.loses or asyncio.get_running_loop().time() < self.began_s + self._trial_s:
+                raise TransientError("overloaded")
+            yield events
+
+
+@pytest.mark.parametrize(("room_s", "loses"), [(0.1, False), (9.0, True)])
+def test_streams_that_fail_are_not_opened_again_and_again(room_s: float, *, loses: bool) -> None:
+    """Neither beside the trial nor where the calls were lost after it; after it they may come again."""
+
+    async def check() -> None:
+        target = RefusingTarget(room_s, trial_s=5.0, text=LONG_TEXT)
+        target.loses = loses
+        async with decoder_of(target, LONG_TEXT, strategy="race", baseline_every=0) as decoder:
+            result, _ = await seconds(decoder)
+        assert result.content == LONG_TEXT
+        num_early = sum(at_s < 5.0 for at_s in target.streams_begun_s)  # the trial ends half a second later
+        assert (num_early, len(target.streams_begun_s) > num_early) == (not loses, True)
+        assert len(target.streams_begun_s) < 12
+        assert len(target.features) < 12
 
     run_virtual(check())
 

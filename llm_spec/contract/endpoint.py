@@ -11,6 +11,7 @@ from llm_spec.chat import ChatRequest, FinishReason, Sampling, StreamEvent, Tool
 __all__ = [
     "Discoverable",
     "EarlyEncoding",
+    "EarlyStreaming",
     "Feature",
     "FeatureLossAware",
     "MessageParser",
@@ -182,6 +183,21 @@ class EarlyEncoding(Protocol):
 
     async def encode_early(self, text: str) -> list[int]:
         """As `TokenEndpoint.encode`, by a tokenizer that was not tried; raises UnsupportedError if there is none."""
+        ...
+
+
+@runtime_checkable
+class EarlyStreaming(Protocol):
+    """A `Discoverable` that lets streams begin while the rest is being tried; optional beside it.
+
+    What they write is used only if the trial shows that it may be. Without it they begin after the trial.
+    """
+
+    async def wait_for_early_endpoint(self) -> TokenEndpoint | None:
+        """Wait until there is room for calls beside an answer; the calls that are being tried, or None: there is none.
+
+        There is none either once there is no answer under way beside which room could be seen.
+        """
         ...
 
 

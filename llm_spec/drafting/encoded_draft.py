@@ -230,7 +230,7 @@ class EncodedDraft:
             return
         del self._early_ids[:shared]
         self.ids += token_ids[shared:]
-        self.seconds += [seconds / len(token_ids)] * (len(token_ids) - shared)
+        self.seconds += [seconds / max(1, len(token_ids))] * (len(token_ids) - shared)
 
 
 def _find_last_word_start(text: str) -> int:

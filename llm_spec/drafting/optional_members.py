@@ -6,12 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider, PerClientDraft, PerRequestDraft
+from llm_spec.contract.draft import (
+    DraftCapabilities,
+    DraftProvider,
+    PerClientDraft,
+    PerRequestDraft,
+    get_draft_capabilities,
+)
 from llm_spec.contract.local import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
 
 __all__ = [
     "RequestOptionalDrafter",
+    "WrappedDraft",
     "copy_draft_for_new_client",
     "find_token_draft_refusal",
     "open_draft_for_request",
@@ -30,6 +37,22 @@ class RequestOptionalDrafter(ABC):
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         return self.open_token_draft_for_request(None, target, choose, prompt_ids)
+
+
+class WrappedDraft:
+    """What a draft that is called by way of another one shows of it."""
+
+    def __init__(self, draft: DraftProvider) -> None:
+        self._draft = draft
+
+    @property
+    def name(self) -> str:
+        return self._draft.name
+
+    @property
+    def capabilities(self) -> DraftCapabilities:
+        """As the draft itself."""
+        return get_draft_capabilities(self._draft)
 
 
 def open_draft_for_request(draft: DraftProvider) -> DraftProvider:

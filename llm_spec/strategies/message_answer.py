@@ -41,9 +41,9 @@ from llm_spec.chat import (
 )
 from llm_spec.chat_response import append_tool_call_delta, complete_from_stream
 from llm_spec.contract.chat import Capabilities, LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
+from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import MessageParser, MessagePart, ParsedMessage, SampledToken, TokenEndpoint
-from llm_spec.drafting.optional_members import open_draft_for_request
+from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext
 from llm_spec.strategies.registry import Prepare
@@ -297,22 +297,13 @@ def _take_exception(future: asyncio.Future[list[int]]) -> None:
         future.exception()  # perhaps nobody waits for it any more
 
 
-class _RawPromptDraft:
+class _RawPromptDraft(WrappedDraft):
     """A draft that is shown the prompt as the target reads it, with the calls in it as the model writes them."""
 
     def __init__(self, draft: DraftProvider, endpoint: _RawEndpoint) -> None:
-        self._draft = draft
+        super().__init__(draft)
         self._endpoint = endpoint
         self._prompt: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self._draft.name
-
-    @property
-    def capabilities(self) -> DraftCapabilities:
-        """As the draft itself."""
-        return get_draft_capabilities(self._draft)
 
     def for_request(self) -> _RawPromptDraft:
         return _RawPromptDraft(open_draft_for_request(self._draft), self._endpoint)

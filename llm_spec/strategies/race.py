@@ -217,7 +217,7 @@ class _Race:
         return sum(not reader.task.done() for reader in self._readers.values())
 
     def _make_stream(self, prefix: str) -> RaceStream:
-        stream = RaceStream(prefix, self._pair_stats.start_stream_timer())
+        stream = RaceStream(prefix, self._pair_stats.start_stream_timer(), is_held=self._race_target.is_being_tried)
         stream.token_ids = [] if self._race_target.is_by_ids else None
         return stream
 
@@ -261,14 +261,24 @@ class _Race:
         """Find out how further streams are begun."""
         target, was_by_ids = self._race_target, self._race_target.is_by_ids
         try:
-            await target.prepare_further_streams(self._root)
+            await target.prepare_further_streams(self._root, self._allow_early_streams)
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._stop_racing(error)
             return
         if was_by_ids and not target.is_by_ids:
             self._chain.output_events.append(_BY_TEXT)
             self._chain.set_max_tokens(self._request.max_tokens)
-        self._scheduler.can_begin, self._scheduler.can_read_prompt_part = True, target.is_by_ids
+        scheduler = self._scheduler
+        scheduler.can_begin, scheduler.can_read_prompt_part = True, target.is_by_ids
+        scheduler.are_streams_held = False
+        self._changed.set()
+
+    def _allow_early_streams(self, is_allowed: bool) -> None:
+        """Streams may begin whose text is held until it is known what they are worth; or they are worth nothing."""
+        scheduler = self._scheduler
+        scheduler.can_begin = scheduler.can_read_prompt_part = scheduler.are_streams_held = is_allowed
+        if not is_allowed:
+            self._chain.drop_all_but_first_stream()
         self._changed.set()
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
@@ -310,8 +320,9 @@ class _Race:
                 pass
         if chain.num_answer_tokens > MIN_BASELINE_TOKENS:
             self._race_target.allow_disturbing_trials()
-        if not has_begun and stream is not self._root and stream.timer.first_s is not None:
-            self._pair_stats.streams.first_s.update(stream.timer.first_s - stream.timer.opened_s)
+        first_s = stream.timer.first_s
+        if not (has_begun or stream is self._root or first_s is None or stream.is_held):
+            self._pair_stats.streams.first_s.update(first_s - stream.timer.opened_s)
         self._scheduler.record_progress(self._num_open_streams, arrival.arrived_s)
 
     def _handle_new_draft_text(self) -> None:
@@ -338,6 +349,9 @@ class _Race:
             self._error = error
         elif stream in self._chain.streams:
             self._chain.drop_stream(stream)
+            if self._scheduler.are_streams_held:  # perhaps what is tried is not there; else they may begin again
+                self._scheduler.can_begin = False
+                return
             self._num_failures += not self._race_target.costs.is_at_end
             if self._num_failures >= _MAX_FAILURES:
                 self._stop_racing(error)

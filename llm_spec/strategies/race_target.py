@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.contract.endpoint import TokenEndpoint
@@ -64,21 +65,26 @@ class RaceTarget:
         self._prompts[stream] = asyncio.create_task(self._encode_expected_prefix(parent, self._endpoint))
         return self._open_stream_by_ids(stream, self._endpoint)
 
-    async def prepare_further_streams(self, root: RaceStream) -> None:
+    async def prepare_further_streams(self, root: RaceStream, allow_early: Callable[[bool], None]) -> None:
         """Find out what further streams need: the prompt's token ids, or whether the target goes on from a text.
 
-        Raises what the target raises, and UnsupportedError where it can do neither.
+        `allow_early` is called with True where streams may begin before that is known (they write nothing until it is),
+        and with False where they turn out to be of no use. Raises what the target raises, and UnsupportedError where it
+        can do neither.
         """
+        was_by_ids = self._endpoint is not None
         if self._endpoint is not None:
-            self._prompts[root] = asyncio.create_task(self._endpoint.encode_chat(self._request))
             try:
-                self.costs.num_prompt_tokens = len(await asyncio.shield(self._prompts[root]))
+                await self._prepare_streams_by_ids(root, self._endpoint, allow_early)
             except UnsupportedError:
                 if not (isinstance(self._endpoint, UndiscoveredEndpoint) and self._target.capabilities.continue_prefix):
                     raise
-                self._switch_to_text()
-        if self._endpoint is not None and root.token_ids is None:  # it began before it was known to tell them
-            self._switch_to_text()
+                self._endpoint = None
+        if root.token_ids is None:  # it began before it was known to tell them
+            self._endpoint = None
+        if was_by_ids and self._endpoint is None:
+            self._is_text_untried = True
+            allow_early(False)
         if self._is_text_untried:
             await self._root_shows_pace.wait()
             await self._try_text_continuation()
@@ -107,8 +113,21 @@ class RaceTarget:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _switch_to_text(self) -> None:
-        self._endpoint, self._is_text_untried = None, True
+    async def _prepare_streams_by_ids(
+        self, root: RaceStream, endpoint: TokenEndpoint, allow_early: Callable[[bool], None]
+    ) -> None:
+        # a stream reads all of a prompt: only where that is known to cost little may it be the first call that does
+        if not (isinstance(endpoint, UndiscoveredEndpoint) and self._target.capabilities.shares_prompt_cache):
+            await self._encode_prompt(root, endpoint.encode_chat(self._request))
+            return
+        await self._encode_prompt(root, endpoint.encode_chat_early(self._request))
+        if root.token_ids is not None:
+            allow_early(True)
+        await endpoint.wait_until_found()
+
+    async def _encode_prompt(self, root: RaceStream, encoding: Coroutine[Any, Any, list[int]]) -> None:
+        self._prompts[root] = asyncio.create_task(encoding)
+        self.costs.num_prompt_tokens = len(await asyncio.shield(self._prompts[root]))
 
     async def _try_text_continuation(self) -> None:
         self._is_trying_text = True

@@ -246,7 +246,7 @@ class RowScheduler:
                 if self.ids[self.stream_at] != token_id:
                     self.record_stream_ended(now_s)
                     break
-            elif self._rows_from is not None and self.stream_at >= self._rows_from:
+            elif self.is_stream_at_rows:
                 self.record_stream_ended(now_s)
                 break
             else:
@@ -254,6 +254,11 @@ class RowScheduler:
                 taken = range(taken.start if taken else index, index + 1)
             self.stream_at += 1
         return taken
+
+    @property
+    def is_stream_at_rows(self) -> bool:
+        """Whether what the stream writes next is the rows' to write: it does not count."""
+        return self.stream_at is not None and self._rows_from is not None and self.stream_at >= self._rows_from
 
     def stop_rows(self) -> list[RowCall]:
         """No more rows in this answer; gives the calls that are not needed any more."""

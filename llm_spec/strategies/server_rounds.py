@@ -445,7 +445,8 @@ class _ServerRounds:
 
     async def _handle_stream_arrival(self, stream: StreamReader, arrival: StreamArrival) -> None:
         event = arrival.event
-        is_needed = self._is_plain or self._scheduler.stream_at == len(self._scheduler.ids)
+        scheduler = self._scheduler
+        is_needed = self._is_plain or (scheduler.stream_at == len(scheduler.ids) and not scheduler.is_stream_at_rows)
         if isinstance(event, TextDelta):
             stream.time_arrived_tokens(count_piece_tokens(event), arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:

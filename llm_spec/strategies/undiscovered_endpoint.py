@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from llm_spec.chat import ChatRequest, Sampling, StreamEvent
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import (
     Discoverable,
     EarlyEncoding,
+    EarlyStreaming,
     Feature,
     SampledToken,
     TokenEndpoint,
@@ -31,7 +33,8 @@ class UndiscoveredEndpoint:
 
     The chat's own stream begins at once, with token ids where the server tells them. Once it has shown how fast it is
     by itself, the endpoint is tried. Text is encoded meanwhile, so that the draft can be judged: a tokenizer does not
-    slow a stream. Every other call waits until the endpoint has been tried. Raises UnsupportedError where the target
+    slow a stream. Streams begin once the trial has shown that the server has room for them, and what they write comes
+    after the trial. Every other call waits until the endpoint has been tried. Raises UnsupportedError where the target
     turns out to have none. `feature`: what is to be tried; a scorer is tried with its endpoint.
     """
 
@@ -39,7 +42,9 @@ class UndiscoveredEndpoint:
         self._target = target
         self._feature: Feature = feature
         self._may_try = asyncio.Event()
+        self._has_been_tried = False
         self._can_encode_early = True  # as far as is known
+        self._early_endpoint: TokenEndpoint | None = None  # what is being tried, once streams may begin
 
     @property
     def context_length(self) -> int | None:
@@ -49,7 +54,7 @@ class UndiscoveredEndpoint:
     @property
     def is_being_tried(self) -> bool:
         """Whether the server may have calls of ours beside the stream, which find out what it can do."""
-        return self._may_try.is_set() and not self._is_feature_found
+        return self._may_try.is_set() and not (self._has_been_tried or self._is_feature_found)
 
     async def encode(self, text: str) -> list[int]:
         await self._may_try.wait()
@@ -66,6 +71,10 @@ class UndiscoveredEndpoint:
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
         return await (await self._wait_for_endpoint()).encode_chat(request)
+
+    async def encode_chat_early(self, request: ChatRequest) -> list[int]:
+        """The same, as soon as streams may begin."""
+        return await (await self._wait_for_early_endpoint()).encode_chat(request)
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         return await (await self._wait_for_endpoint()).sample_next(prefixes, sampling)
@@ -93,18 +102,46 @@ class UndiscoveredEndpoint:
     async def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with (await self._wait_for_endpoint()).stream_after(token_ids, request) as events:
+        async with (await self._wait_for_early_endpoint()).stream_after(token_ids, request) as events:
+            await self.wait_until_found()
             yield events
+
+    async def wait_until_found(self) -> None:
+        """Wait until the endpoint has been tried; raises UnsupportedError where there is none."""
+        await self._wait_for_endpoint()
 
     @property
     def _is_feature_found(self) -> bool:
         can = self._target.capabilities
         return (can.token_endpoint if self._feature == "token_endpoint" else can.token_scorer) is not None
 
+    async def _wait_for_early_endpoint(self) -> TokenEndpoint:
+        """The endpoint, tried or not, as soon as streams may begin."""
+        await self._may_try.wait()
+        target = self._target
+        if not (self.is_being_tried and isinstance(target, EarlyStreaming)):
+            return await self._wait_for_endpoint()
+        if self._early_endpoint is not None:
+            return self._early_endpoint
+        trial, early = (
+            asyncio.create_task(self._wait_for_endpoint()),
+            asyncio.create_task(target.wait_for_early_endpoint()),
+        )
+        waits: list[asyncio.Task[Any]] = [trial, early]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            self._early_endpoint = None if trial.done() else early.result()
+            return await trial if self._early_endpoint is None else self._early_endpoint
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
     async def _wait_for_endpoint(self) -> TokenEndpoint:
         await self._may_try.wait()
         if not self._is_feature_found and isinstance(self._target, Discoverable):
             await self._target.discover(self._feature)
+        self._has_been_tried = True
         endpoint = self._target.capabilities.token_endpoint
         if endpoint is None:
             raise UnsupportedError(f"target {self._target.name} does not take token ids")

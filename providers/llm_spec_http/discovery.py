@@ -154,7 +154,9 @@ class ServerFeatures:
             self._findings.requested.add("token_endpoint")
         probes: dict[Feature, _FeatureProbe] = {"token_endpoint": self._endpoint, "token_scorer": self._scorer}
         requested = [probe for feature, probe in probes.items() if feature in self._findings.requested]
-        is_settled = self._endpoint.is_missing or all(probe.is_supported or probe.is_missing for probe in requested)
+        is_settled = self._endpoint.is_known_missing or all(
+            probe.is_supported or probe.is_known_missing for probe in requested
+        )
         return opened if is_settled else self.pace.watch(opened)
 
     def try_messages_on_answer(
@@ -211,7 +213,12 @@ class ServerFeatures:
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
-        return None if self._endpoint.is_missing else self._tokens
+        return None if self._endpoint.is_known_missing else self._tokens
+
+    async def wait_for_early_endpoint(self) -> HttpTokenEndpoint | None:
+        """The same, once a call of a trial has shown that there is room beside an answer; None: there is none."""
+        has_room = self._tokens is not None and await self.pace.wait_for_room()
+        return self.get_untried_token_endpoint() if has_room else None
 
     def mark_token_ids_missing(self) -> None:
         """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
@@ -274,6 +281,11 @@ class _FeatureProbe:
     def is_missing(self) -> bool:
         """Whether it was tried, and was not there."""
         return self._finding.found_at_s is not None and not self._finding.is_supported
+
+    @property
+    def is_known_missing(self) -> bool:
+        """The same, and not so long ago that it is to be tried again."""
+        return self.is_missing and not self.is_due
 
     @property
     def is_due(self) -> bool:

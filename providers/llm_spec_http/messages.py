@@ -206,11 +206,12 @@ def _has_broken_call(message: ParsedMessage, *, is_whole: bool) -> bool:
 
 
 def _is_broken(call: ToolCall, *, is_whole: bool) -> bool:
+    arguments = call.arguments.strip()
     try:
-        _, end = _DECODER.raw_decode(call.arguments)
-    except ValueError:
+        _, end = _DECODER.raw_decode(arguments)
+    except (ValueError, RecursionError):
         return is_whole
-    return bool(call.arguments[end:].strip())
+    return end < len(arguments)
 
 
 def _read_message(choices: Sequence[Mapping[str, Any]]) -> ParsedMessage:

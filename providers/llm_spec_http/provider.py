@@ -125,6 +125,9 @@ class HttpProvider:
             raise UnsupportedError(f"{self.name} does not take token ids")
         return await tokens.encode(text)
 
+    async def wait_for_early_endpoint(self) -> HttpTokenEndpoint | None:
+        return await self._features.wait_for_early_endpoint()
+
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with (

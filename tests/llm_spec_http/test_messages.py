@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
+from llm_spec_http.messages import _has_broken_call
 from planted_faults import planted
 from support.message_server import DRAWN, END, MessageServer, call, serving_messages
 from support.probe_targets import Patient
@@ -27,12 +28,13 @@ from llm_spec import (
     SpeculativeResult,
     StreamEvent,
     TextDelta,
+    ToolCall,
     ToolCallDelta,
     TransientError,
 )
 from llm_spec.chat_response import ChatResponseBuilder
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import TokenEndpoint
+from llm_spec.contract.endpoint import ParsedMessage, TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 from llm_spec.strategies.message_answer import prepare_with_message_parser
 
@@ -464,3 +466,18 @@ async def stream_to_end(decoder: SpeculativeDecoder, request: ChatRequest) -> No
 
 def _is_of_server(task: asyncio.Task[Any]) -> bool:
     return "RequestHandler" in repr(task)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_broken"),
+    [
+        ('{"a": 1}', False),
+        ('\n {"a": 1} \n', False),
+        ('{"a": 1}}', True),
+        ('{"a": src}', True),
+        ('{"a": ' + 10_000 * "[", True),  # deeper than any reader goes
+    ],
+)
+def test_a_call_is_broken_whose_arguments_are_not_one_json_value(arguments: str, *, is_broken: bool) -> None:
+    message = ParsedMessage(tool_calls=(ToolCall("1", "read", arguments),))
+    assert _has_broken_call(message, is_whole=True) == is_broken

@@ -209,6 +209,60 @@ def test_short_answers_have_the_targets_law() -> None:
     assert chi2.sf(statistic, 26) > 1e-3
 
 
+class EndingTarget(MarkovTarget):
+    """Writes "a" until it ends, at each place with one probability; the end has an id only where it `tells`."""
+
+    END_RATE = 0.15
+    tells = True
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:  # noqa: ARG002
+        await asyncio.sleep(0.045)
+        return [self._draw() for _ in prefixes]
+
+    @asynccontextmanager
+    async def stream_after(
+        self,
+        token_ids: Sequence[int],  # noqa: ARG002
+        request: ChatRequest,  # noqa: ARG002
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async def events() -> AsyncGenerator[StreamEvent]:
+            while True:
+                await asyncio.sleep(0.025)
+                token = self._draw()
+                if not token.is_end or self.tells:
+                    yield TextDelta(token.text, token_ids=(token.token_id,))
+                if token.is_end:
+                    yield Finish("stop", None, "eos")
+                    return
+
+        async with _closing(events()) as opened:
+            yield opened
+
+    def _draw(self) -> SampledToken:
+        is_end = self._random.random() < self.END_RATE
+        return SampledToken(9, "", is_end=True) if is_end else SampledToken(0, "a")
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_sampled_answers_are_as_long_as_the_targets(*, tells: bool) -> None:
+    """A stream's end counts only where the stream may write, whether its token is told or not.
+
+    With rows asked from a stream's first place on: where both draw, an end of either would end answers twice as often.
+    """
+
+    async def check() -> None:
+        target = EndingTarget(77)
+        target.tells = tells
+        request = ChatRequest.create("tell", temperature=1.0, max_tokens=400)
+        draft = LikelyDraft("a")
+        texts = [await sampled_text(target, request, draft, max_concurrent_streams=4) for _ in range(1500)]
+        expected = 1 / EndingTarget.END_RATE - 1
+        error = (expected / EndingTarget.END_RATE / len(texts)) ** 0.5  # of the mean of a geometric law
+        assert sum(map(len, texts)) / len(texts) == pytest.approx(expected, abs=4 * error)
+
+    run_virtual(check())
+
+
 def test_a_sampled_batch_carries_no_seed() -> None:
     """Without a seed of the caller's none is sent, and nothing else of the sampling is lost."""
     target = MarkovTarget(call_s=0.01)
