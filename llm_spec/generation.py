@@ -89,6 +89,8 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         room_ahead = (
             0 if proposer.has_open_draft else answer.count_draftable_tokens()
         )  # a draft on the host proposes before the round begins
+        if proposed and not proposal:
+            draft_room = 0  # a plain step: the verifier drafts nothing of its own either
         verified = verifier.verify_proposal(answer.context_ids, proposal, lookahead, draft_room, room_ahead)
         proposal = verified.proposal
         verify_s = watch.measure_lap_s()

@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
@@ -17,6 +18,8 @@ from llm_spec.request_fields import METADATA_FIELDS
 from llm_spec.text import REPLACEMENT_CHARACTER
 
 __all__ = ["ProviderDraft"]
+
+_MAX_UNREAD: Final = 64  # tokens that are read in one pass: more would take much memory for logits that nobody looks at
 
 
 class ProviderDraft:
@@ -106,6 +109,11 @@ class _ModelTokenDraft:
         unread = ids[len(self._cached_ids) :]
         if max(unread) >= self._vocab_size:
             return  # a padding column of the target's, which this model does not have
+        if len(unread) > _MAX_UNREAD:  # it was not asked for a while
+            for start in range(0, len(unread) - 1, _MAX_UNREAD):
+                self._session.forward(unread[start : min(start + _MAX_UNREAD, len(unread) - 1)], num_rows=1)
+            self._cached_ids += unread[:-1]
+            unread = unread[-1:]
         while len(ids) < self._context_length:
             logits = self._session.forward(unread, num_rows=1)[0]
             self._cached_ids += unread

@@ -168,6 +168,8 @@ def _find_json_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int
     """Where the values of an object (by key) or array (by index) stand in its text; raises ValueError for bad JSON."""
     decoder = json.JSONDecoder()
     json.loads(text)  # as a whole it is good, so what follows is about places alone
+    if not text.startswith("{" if has_keys else "["):
+        raise ValueError("neither an object nor an array")
     places: dict[Any, tuple[int, int]] = {}
     at = _skip_space_and_mark(text, 1, "")
     while text[at] not in "}]":

@@ -244,6 +244,7 @@ _CONFIDENCE_BUCKETS = (
 )  # borders between confidences; finer where drafts are mostly sure
 _COST_HALF_LIFE = 64.0  # rounds
 _COST_MEMORY = 4.0  # requests after which what one of them has measured counts half
+_MAX_REQUESTS_WITHOUT = 16  # that verify no draft, for what passes of several tokens cost; then that is forgotten
 _PRIOR_WEIGHT = 2.0  # tokens
 _BUCKET_WEIGHT = 4.0  # tokens
 _FIRST_PAUSE = 8  # plain steps before speculation is tried again; twice as many each time that it fails
@@ -312,6 +313,7 @@ class _CostAwareController:
         self._rounds = 0  # since speculation began or resumed
         self._since_plain: float = _PLAIN_EVERY
         self._num_updates = self._num_tokens = 0
+        self._num_wide = 0  # passes of several tokens that were measured
         self._won_steps = 0.0  # plain steps that drafts have saved, less those that they have cost
         self._plan_lookahead()
 
@@ -373,7 +375,8 @@ class _CostAwareController:
             is_wrong = num_right < min(report.num_proposed, num_accepted + 1)
             self._acceptance.update(num_right, rejected=is_wrong)
             self._update_confidence_buckets(report.confidences[: num_right + is_wrong], num_right)
-            self._won_steps += num_accepted - (self._count_extra_steps(num_draft, 0) if num_draft else 0.0)
+            self._num_wide += bool(num_draft)
+            self._won_steps += num_accepted - self._count_extra_steps(num_draft, report.num_proposed)
         self._num_tokens += num_accepted + 1
         self._plan_lookahead()
         self._schedule_next_round(report)
@@ -448,6 +451,7 @@ class _CostAwareController:
             "plain_step_s": self._passes.plain_s,
             "wide_pass_s": self._passes.wide_s,
             "verify_token_s": self._passes.per_token_s,
+            "num_wide_passes": self._num_wide,
             "plain_steps_left": self._plain_steps,
         }
 
@@ -463,13 +467,22 @@ class LookaheadCostMemory:
         self._draft = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._wide = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._verify = ExponentialMovingAverage(half_life=_COST_MEMORY)
+        self._num_requests_without = 0  # since a pass of several tokens was measured
 
     def observe(self, state: Mapping[str, float]) -> None:
         """Take in what a controller says of itself at the end of a request (`describe`), if it has measured costs."""
         if state.get("plain_step_s") and "draft_token_s" in state and "verify_token_s" in state:
             self._draft.update(state["draft_token_s"] / state["plain_step_s"])
-            self._wide.update(state.get("wide_pass_s", 0.0) / state["plain_step_s"])
-            self._verify.update(state["verify_token_s"] / state["plain_step_s"])
+            if state.get("num_wide_passes", 1):
+                self._num_requests_without = 0
+                self._wide.update(state.get("wide_pass_s", 0.0) / state["plain_step_s"])
+                self._verify.update(state["verify_token_s"] / state["plain_step_s"])
+            else:
+                self._num_requests_without += 1
+            if self._num_requests_without >= _MAX_REQUESTS_WITHOUT:  # what made passes dear may be over
+                self._num_requests_without = 0
+                self._wide.reset()
+                self._verify.reset()
 
     def apply(self, policy: LookaheadPolicy, measured: PassCosts | None = None) -> LookaheadPolicy:
         """The policy for the next request; `measured` are the target's costs until there were requests."""

@@ -181,6 +181,13 @@ class Sampler:
         """Sample a token at a position from log-probabilities ([vocab_size], up to a constant)."""
         return int((logprobs + self.get_gumbel_noise(position)).argmax())
 
+    def sample_token_with_margin(self, logprobs: NDArray[np.float64], position: int) -> tuple[int, float]:
+        """The same token, and by how much its log-probability with its noise is above that of every other token."""
+        scores = logprobs + self.get_gumbel_noise(position)
+        best = int(scores.argmax())
+        best_score, scores[best] = float(scores[best]), -np.inf
+        return best, best_score - float(scores.max())
+
     def adjust_and_constrain_logits(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
         """`apply_bias_and_penalties` of this request, of the tokens that its constraint allows."""
         allowed = self._apply_constraint(logits, context_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -120,6 +121,81 @@ def test_joined_drafts_close_what_they_opened() -> None:
     with pytest.raises(OSError, match="gone"):
         CascadeDraft(*drafts).open_token_draft(TARGET, choose, PROMPT)
     assert model.num_open == broken.num_open == 0
+
+
+class TimedTokens(Tokens):
+    """Drafts the same token every time, and takes its time for it; whether that is free is what it says."""
+
+    def __init__(self, token_id: int, clock: list[float], seconds: float) -> None:
+        super().__init__(DraftToken(token_id))
+        self._clock, self.seconds = clock, seconds
+        self.seconds_of_turns: list[float] = []  # of the next ones, if not `seconds`
+
+    def _generate(self) -> Iterator[DraftToken]:
+        self.num_begun += 1
+        self._clock[0] += self.seconds_of_turns.pop(0) if self.seconds_of_turns else self.seconds
+        yield from self._tokens
+
+
+class Rounds:
+    """Rounds of an answer that has one token only, a plain step of which takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = [0.0]
+        monkeypatch.setattr("llm_spec.drafting.cascade.perf_counter", lambda: self.clock[0])
+
+    def run(self, joined: CascadeDraft, num_rounds: int, token_id: int = 7) -> None:
+        draft = joined.for_request().open_token_draft_for_request(None, TARGET, choose, PROMPT)
+        context_ids = [*PROMPT]
+        for _ in range(num_rounds):
+            proposed = [token.token_id for token in itertools.islice(draft.propose(context_ids), 1)]
+            self.clock[0] += 1.0
+            context_ids += [token_id] * (1 + (proposed == [token_id]))
+        draft.close()
+
+
+def test_a_joined_draft_that_takes_more_than_it_saves_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three turns for 32, after four more for 64, and so on; the next answer goes on where this one has ended."""
+    rounds = Rounds(monkeypatch)
+    dear = TimedTokens(7, rounds.clock, 1.5)
+    joined = CascadeDraft(cast("Any", dear))
+    rounds.run(joined, 20)
+    assert dear.num_begun == 3
+    rounds.run(joined, 200)
+    assert dear.num_begun == 3 + 4 + 4
+
+
+def test_a_joined_draft_is_judged_across_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes of an answer's last turn nobody knows: the third that counts is in the second answer."""
+    rounds = Rounds(monkeypatch)
+    dear = TimedTokens(7, rounds.clock, 1.5)
+    joined = CascadeDraft(cast("Any", dear))
+    for _ in range(10):
+        rounds.run(joined, 3)
+    assert dear.num_begun == 4
+
+
+def test_what_a_joined_draft_has_missed_is_not_held_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads that in its first turn after it was left out; then it pays, and stays."""
+    rounds = Rounds(monkeypatch)
+    draft = TimedTokens(7, rounds.clock, 1.5)
+    joined = CascadeDraft(cast("Any", draft))
+    rounds.run(joined, 3 + 1 + 32)
+    assert draft.num_begun == 4
+    draft.seconds_of_turns = [20.0]
+    draft.seconds = 0.1
+    rounds.run(joined, 50)
+    assert draft.num_begun >= 4 + 49
+
+
+@pytest.mark.parametrize(("seconds", "token_id"), [(0.9, 7), (0.0, 8)])
+def test_a_joined_draft_that_pays_or_takes_no_time_stays(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, token_id: int
+) -> None:
+    rounds = Rounds(monkeypatch)
+    draft = TimedTokens(token_id, rounds.clock, seconds)
+    rounds.run(CascadeDraft(cast("Any", draft)), 50)
+    assert draft.num_begun == 50
 
 
 async def test_joined_text_drafts_take_the_first_that_writes() -> None:

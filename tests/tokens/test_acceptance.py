@@ -30,7 +30,7 @@ from llm_spec.tokens.acceptance import (
     compute_residual_probs,
     make_acceptance_rule,
 )
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.sampling import Sampler, is_greedy
 
 from .numpy_core import FAULTS, NumpyCore
 from .pairs import (
@@ -283,8 +283,13 @@ def test_rows_after_the_first_rejection_are_not_looked_at(name: str, sampling: S
         rule.verify_proposal(np.array([[-50.0, 50.0, -50.0], *logits[1:]]), [0], [DraftToken(1), DraftToken(0)])
 
 
-@pytest.mark.parametrize("name", ["coupled", "rejection"])
-@pytest.mark.parametrize("sampling", OPTIONS, ids=str)
+PROBABLE: list[tuple[RuleName, Sampling]] = [
+    *(("rejection", sampling) for sampling in OPTIONS),
+    *(("coupled", sampling) for sampling in OPTIONS if is_greedy(sampling)),
+]
+
+
+@pytest.mark.parametrize(("name", "sampling"), PROBABLE, ids=str)
 def test_confidence_is_the_drafts_probability(core: TokenCore, name: RuleName, sampling: Sampling) -> None:
     """The confidence is the draft's own probability of its token after all filters (greedy: at temperature 1)."""
     sampler = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4)
@@ -294,6 +299,18 @@ def test_confidence_is_the_drafts_probability(core: TokenCore, name: RuleName, s
     else:
         expected = sampler.compute_probs(DRAFT[2], [0, 2])
     assert token.confidence == pytest.approx(expected[token.token_id])
+
+
+@pytest.mark.parametrize("sampling", [sampling for sampling in OPTIONS if not is_greedy(sampling)], ids=str)
+def test_coupled_confidence_tells_how_far_a_token_is_above_the_others(sampling: Sampling) -> None:
+    """By its score, noise included: 1 where no other may be sampled."""
+    sampler = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4)
+    logits = np.asarray(DRAFT[2], dtype=np.float64)
+    token = CoupledAcceptance(sampler).choose_draft_token(logits, [0, 2])
+    second, first = np.sort(sampler.compute_logprobs(logits, [0, 2]) + sampler.get_gumbel_noise(2))[-2:]
+    assert token.confidence == pytest.approx(1 - 0.7 * math.exp(-(first - second) / 2))
+    lone = np.where(np.arange(VOCAB_SIZE) == token.token_id, 0.0, -np.inf)
+    assert CoupledAcceptance(sampler).choose_draft_token(lone, [0, 2]) == DraftToken(token.token_id, 1.0)
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])

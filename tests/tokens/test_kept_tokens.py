@@ -116,6 +116,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in ("generation", "proposer", "verifiers"):
         monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(cascade, "perf_counter", lambda: clock.now)
     return clock
 
 

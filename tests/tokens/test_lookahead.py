@@ -306,6 +306,29 @@ def test_costs_of_wide_passes_are_those_of_earlier_requests_before_the_targets_o
     assert after == CostAware(prior_draft_cost=0.05, prior_wide_cost=0.5, prior_verify_cost=0.1)
 
 
+def test_costs_that_no_request_has_measured_are_not_kept_as_if_it_had() -> None:
+    """What a slow moment made dear is forgotten after some requests that verified nothing, and then tried again."""
+    memory = LookaheadCostMemory()
+    dear = {"plain_step_s": 1.0, "draft_token_s": 0.1, "verify_token_s": 0.1, "wide_pass_s": 6.0, "num_wide_passes": 3}
+    memory.observe(dear)
+    costs: list[float] = []
+    for _ in range(20):
+        policy = memory.apply(CostAware())
+        assert isinstance(policy, CostAware)
+        costs.append(policy.prior_wide_cost)
+        memory.observe({**policy.start().describe(), "plain_step_s": 1.0})
+    assert costs[:16] == [6.0] * 16
+    assert costs[16:] == [0.0] * 4
+
+
+def test_what_drafting_took_is_lost_whatever_was_verified() -> None:
+    """An answer may lose little to drafts, those among them that were not worth verifying."""
+    controller = CostAware(prior_wide_cost=1.0).start()
+    for _ in range(40):
+        controller.update(RoundFeedback(0, 0, 0.5, 1.0, (0.5,), 0))
+    assert controller.choose_num_verified([0.99] * 16) == 0
+
+
 # -------------------------------------------------------------------------------------------------- limits
 
 
