@@ -1,6 +1,8 @@
-"""How much faster is the built-in pair than its target alone? Whole generations, one thread, both sides in one run.
+"""How much faster is the built-in pair than its target alone? Whole generations, both sides in one run.
 
-    python benchmarks/builtin_pair.py [--prompts 40] [--max-tokens 96] [--temperature 0] [--json FILE]
+    python benchmarks/builtin_pair.py [--prompts 40] [--max-tokens 96] [--temperature 0] [--threads 1] [--json FILE]
+
+With `--threads 0` the target has as many threads as it chose when it was loaded, plain as speculative; else so many.
 
 For each held-out prompt every contender answers once, in an order that rotates from prompt to prompt, so that whatever
 else the machine does falls on all of them alike. The baseline is the target at its fastest: plain decoding without the
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import llm_spec_onnx
-from llm_spec_onnx import OnnxProvider
+from llm_spec_onnx.model import OnnxModel
 
 from llm_spec import (
     Capabilities,
@@ -111,14 +113,14 @@ class TimedProvider:
     async def aclose(self) -> None: ...
 
 
-def make_contenders(watch: Stopwatch) -> tuple[dict[str, SpeculativeDecoder], float]:
+def make_contenders(watch: Stopwatch, threads: int) -> tuple[dict[str, SpeculativeDecoder], float]:
     """Everyone who answers, and the memory (MB) that the pair alone takes."""
-    target = TimedProvider(open_provider("builtin:target").capabilities.token_model, watch)
+    folder = Path(str(llm_spec_onnx.__file__)).parent / "builtin" / "target"
+    target = TimedProvider(OnnxModel(folder, threads=threads), watch)
     model = ProviderDraft(TimedProvider(open_provider("builtin:draft").capabilities.token_model, watch))
     at_rest_mb = measure_resident_mb()
     draft = CascadeDraft(PromptLookup(), model)  # as `lookup+builtin:draft` makes it
-    folder = Path(str(llm_spec_onnx.__file__)).parent / "builtin" / "target"
-    fastest = TimedProvider(OnnxProvider(folder, exact=False).capabilities.token_model, watch)
+    fastest = TimedProvider(OnnxModel(folder, threads=threads, exact=False), watch)
 
     def make_speculative(lookahead: LookaheadPolicy, draft: DraftProvider = draft) -> SpeculativeDecoder:
         return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
@@ -139,7 +141,7 @@ def make_contenders(watch: Stopwatch) -> tuple[dict[str, SpeculativeDecoder], fl
 
 async def measure_contenders(arguments: argparse.Namespace) -> dict[str, Any]:
     watch = Stopwatch()
-    decoders, at_rest_mb = make_contenders(watch)
+    decoders, at_rest_mb = make_contenders(watch, arguments.threads)
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: arguments.prompts]
     requests = [
         ChatRequest.create(
@@ -180,6 +182,7 @@ async def measure_contenders(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "num_prompts": len(requests),
         "temperature": arguments.temperature,
+        "threads": arguments.threads,
         "rows": rows,
         "best_fixed": best,
         "adaptive_to_best_fixed": rows["adaptive"]["speedup_total"] / rows[best]["speedup_total"],
@@ -194,7 +197,8 @@ def measure_resident_mb() -> float:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    print(f"{report['num_prompts']} held-out prompts, temperature {report['temperature']}, one thread\n")
+    threads = report["threads"] or "as chosen"
+    print(f"{report['num_prompts']} held-out prompts, temperature {report['temperature']}, {threads} threads\n")
     print(f"{'':<18} {'median':>8} {'total':>8} {'tokens a round':>15} {'model time':>11} {'seconds':>8}")
     for name, row in report["rows"].items():
         print(
@@ -213,6 +217,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=1, help="of the target; 0: as it chooses")
     parser.add_argument("--json", type=Path, help="also write the report there")
     arguments = parser.parse_args()
     report = asyncio.run(measure_contenders(arguments))

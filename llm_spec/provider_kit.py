@@ -32,7 +32,7 @@ Local models
 - `MessageFormat`, `ReasoningMarks`, `list_format_marks`: how a model writes calls and reasoning, and the marks in that.
 - `find_file`, `read_json`: files of a model folder, with errors that name them.
 - `prefill_prompt`: reads a prompt into a session, piece by piece.
-- `supports_response_format`: whether a tokenizer can serve `ChatRequest.response_format`.
+- `TokenModelProvider`: the provider around a token model; a provider of your own inherits from it.
 - `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
 
 Sampling on a device
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from llm_spec.chat_response import ChatResponseBuilder
     from llm_spec.continuation import ContinuationTest
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
-    from llm_spec.grammar import supports_response_format
     from llm_spec.json_text import dumps, loads
     from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
     from llm_spec.model_folder.chat_template import ChatTemplate
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from llm_spec.query_options import parse_query_options
     from llm_spec.session_affinity import get_session_headers
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+    from llm_spec.token_model_provider import TokenModelProvider
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
     from llm_spec.tokens.noise import NoisePurpose
     from llm_spec.tokens.philox import philox4x32
@@ -90,6 +90,7 @@ __all__ = [
     "ReasoningMarks",
     "SingleLoopGuard",
     "StoppedBy",
+    "TokenModelProvider",
     "build_logprob_fields",
     "check_number",
     "dumps",
@@ -109,7 +110,6 @@ __all__ = [
     "prefill_prompt",
     "read_json",
     "read_stream_error_status",
-    "supports_response_format",
 ]
 
 _NAMES_BY_MODULE: Final = {
@@ -119,7 +119,6 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.chat_response": "ChatResponseBuilder",
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
-    "llm_spec.grammar": "supports_response_format",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",
     "llm_spec.model_folder.chat_template": "ChatTemplate",
@@ -131,6 +130,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.query_options": "parse_query_options",
     "llm_spec.session_affinity": "get_session_headers",
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
+    "llm_spec.token_model_provider": "TokenModelProvider",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
     "llm_spec.tokens.noise": "NoisePurpose",
     "llm_spec.tokens.philox": "philox4x32",

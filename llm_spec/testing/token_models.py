@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.local import Tokenizer, TokenModel
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.errors import InvalidRequestError
-from llm_spec.grammar import supports_response_format
-from llm_spec.local import stream_token_model
+from llm_spec.token_model_provider import TokenModelProvider
 
 if TYPE_CHECKING:
-    from llm_spec.chat import ChatRequest, ChatResponse, StreamEvent
+    from llm_spec.chat import ChatRequest
 
 __all__ = ["ByteTokenizer", "CharTokenizer", "LocalProvider", "TableModel"]
 
@@ -213,27 +209,8 @@ class _TableSession:
             raise ValueError(f"token_ids {list(token_ids)} are not all below {model.vocab_size}")
 
 
-class LocalProvider:
+class LocalProvider(TokenModelProvider[TokenModel]):
     """An `LlmProvider` around any token model. The model stays its maker's: `aclose` releases nothing."""
-
-    def __init__(self, model: TokenModel) -> None:
-        self.model = model
-        self.name = model.name
-        self.capabilities = Capabilities(
-            context_length=model.context_length,
-            response_format=supports_response_format(model.tokenizer),
-            continue_prefix=True,
-            token_model=model,
-        )
-
-    def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return stream_token_model(self.model, request)
-
-    async def complete(self, request: ChatRequest) -> ChatResponse:
-        return await complete_from_stream(self, request)
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
 
 
 def _join_message_texts(request: ChatRequest) -> str:

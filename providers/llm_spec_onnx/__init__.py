@@ -26,19 +26,28 @@ def __getattr__(name: str) -> object:
 
 
 def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
-    from llm_spec_onnx.provider import OnnxProvider
-
-    if base_url is not None or not model:
-        raise ConfigError(f"onnx takes a folder on this machine, onnx:/path/to/model, not {base_url or 'nothing'!r}")
-    return OnnxProvider(model)
+    folder, _, query = model.partition("?")
+    if base_url is not None or not folder:
+        raise ConfigError(
+            f"onnx takes a folder on this machine, onnx:/path/to/model or onnx:/path/to/model?threads=2, not "
+            f"{base_url or 'nothing'!r}"
+        )
+    return _open_provider(Path(folder), f"onnx:{folder}", query)
 
 
 def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
+    name, _, query = model.partition("?")
+    if base_url is not None or name not in ("target", "draft"):
+        raise ConfigError(f"builtin model is {name!r}; there are builtin:target and builtin:draft")
+    return _open_provider(_BUILTIN_FOLDER / name, f"builtin:{name}", query)
+
+
+def _open_provider(folder: Path, name: str, query: str) -> OnnxProvider:
+    from llm_spec.provider_kit import parse_query_options
+    from llm_spec_onnx.options import OnnxOptions
     from llm_spec_onnx.provider import OnnxProvider
 
-    if base_url is not None or model not in ("target", "draft"):
-        raise ConfigError(f"builtin model is {model!r}; there are builtin:target and builtin:draft")
-    return OnnxProvider(_BUILTIN_FOLDER / model, name=f"builtin:{model}")
+    return OnnxProvider(folder, name=name, **parse_query_options("onnx", query, OnnxOptions))
 
 
 ONNX: Final = ProviderEntry(

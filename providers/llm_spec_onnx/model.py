@@ -13,23 +13,31 @@ matters.
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
-from llm_spec.provider_kit import FolderTokenizer, find_file, read_json
-from llm_spec_onnx.sessions import GrowingCacheSession, InPlaceCacheSession, LoadedOnnxModel
+from llm_spec.provider_kit import FolderTokenizer, find_file, prefill_prompt, read_json
+from llm_spec_onnx.sessions import CacheBuffers, GrowingCacheSession, InPlaceCacheSession, LoadedOnnxModel, ThreadChoice
 
 __all__ = ["OnnxModel"]
 
 ort: Any = importlib.import_module("onnxruntime")  # it has no type information: one Any instead of a hundred unknowns
 
 _WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
-_MAX_IDLE_CACHES: Final = 2  # closed sessions whose buffers are kept for the next requests
+_MAX_IDLE_CACHES: Final = 4  # closed sessions whose buffers are kept for the next requests
+_MAX_DOUBLED_BYTES: Final = 64 * 2**20  # of a model that is loaded once more, for passes with several threads
+_MAX_THREADS: Final = 8
+_MIN_GAIN: Final = 0.9  # of a pass's time, that several threads have to be below
+_NUM_COMPARED_TOKENS: Final = 56  # prompt and tokens behind it, by which numbers of threads are compared
+_NUM_COMPARED_PASSES: Final = 4  # of each width
 _DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -41,19 +49,24 @@ _KNOWN_INPUT: Final = re.compile(r"input_ids|attention_mask|position_ids|past_ke
 class OnnxModel:
     """A model folder, loaded: `model.onnx` (or `onnx/model.onnx`), config.json and the tokenizer's files.
 
-    `threads` is onnxruntime's for one forward: more than one helps large models only, and spoils small drafts.
+    `threads` is onnxruntime's for one forward: more than one helps large models only, and spoils small drafts. 0: one,
+    but as many as were fastest when it was loaded for a target that answers one request alone, where that gives the
+    same bits. The first answer of a process gains nothing by that, later ones do. Its weights are in memory twice then,
+    so this is for models up to 64 MiB, and only for those whose cache is one buffer: the attention of others may sum up
+    in another order where a context is long. With several `threads` those do not promise the same text.
     `exact=False` gives up the same-text promise for a plain step that is a few per cent faster.
     Raises ModelLoadError naming the file that is missing or broken.
     """
 
     def __init__(self, folder: str | Path, *, name: str | None = None, threads: int = 1, exact: bool = True) -> None:
         folder = Path(folder).expanduser()
-        if threads < 1:
-            raise ConfigError(f"threads is {threads}; it must be at least 1")
+        if threads < 0:
+            raise ConfigError(f"threads is {threads}; it must be at least 1, or 0 for as many as are fastest")
         self.name = name or f"onnx:{folder}"
         path = find_file(folder, "model.onnx", "onnx/model.onnx")
         self.tokenizer = FolderTokenizer(folder)
-        self._graph = _load_onnx_model(path, read_json(folder / "config.json", optional=True), threads)
+        config = read_json(folder / "config.json", optional=True)
+        self._graph = _load_onnx_model(path, config, threads or 1)
         self._shared = _allows_one_buffer_for_cache(self._graph.session, folder)
         self.vocab_size = self._graph.vocab_size
         self.context_length = self._graph.context_length
@@ -63,20 +76,65 @@ class OnnxModel:
                 f"{self.vocab_size}; the two belong to different models"
             )
         self._exact = exact
-        self._idle = {min_rows: deque[InPlaceCacheSession](maxlen=_MAX_IDLE_CACHES) for min_rows in (1, 2)}
-        agreeing = next((width for width in _WIDTHS if self._has_agreeing_rows(width)), None) if exact else None
+        self._idle = deque[CacheBuffers](maxlen=_MAX_IDLE_CACHES)
+        self._draft_threads = self._target_threads = ThreadChoice(self._graph)
+        may_agree = exact and (self._shared or threads <= 1)
+        agreeing = next((width for width in _WIDTHS if self._has_agreeing_rows(width)), None) if may_agree else None
         self.max_width = agreeing or _WIDTHS[0]
         self.same_text = agreeing is not None
+        if not threads and self._shared and _count_bytes_of_model(path) <= _MAX_DOUBLED_BYTES:
+            parallel = self._find_faster_graph(lambda num_threads: _load_onnx_model(path, config, num_threads))
+            self._target_threads = ThreadChoice(self._graph, parallel)
+            if exact and not self._has_agreeing_rows(self.max_width):
+                self._target_threads = self._draft_threads
 
     def open(self, *, exact: bool = True) -> TokenSession:
+        return self._open_session(self._target_threads if exact else self._draft_threads, exact=exact)
+
+    def _open_session(self, threads: ThreadChoice, *, exact: bool = True) -> TokenSession:
         min_rows = 2 if exact and self._exact else 1
         if not self._shared:
-            return GrowingCacheSession(self._graph, min_rows)
-        idle = self._idle[min_rows]
+            return GrowingCacheSession(threads, min_rows)
+        return InPlaceCacheSession(threads, min_rows, self._idle)
+
+    def _find_faster_graph(self, load: Callable[[int], LoadedOnnxModel]) -> LoadedOnnxModel | None:
+        """The model with several threads, of the number that is fastest; None: one is, or the bits are others.
+
+        They are compared behind a prompt, in turns, by passes that write one token and verify a few.
+        """
+        num_most = min(_count_usable_cores(), _MAX_THREADS)
+        best: LoadedOnnxModel | None = None
+        for num_threads in sorted({num_most, max(1, num_most // 2), 2} - {1}) if num_most > 1 else ():
+            graph = load(num_threads)
+            times_s = self._compare_graphs(best or self._graph, graph)
+            if times_s is not None and times_s[1] < _MIN_GAIN * times_s[0]:
+                best = graph
+        return best
+
+    def _compare_graphs(self, one: LoadedOnnxModel, other: LoadedOnnxModel) -> tuple[float, float] | None:
+        """The seconds that each takes for the same passes; None: their bits differ."""
+        widths, most = (1, 4, 8), min(_NUM_COMPARED_TOKENS, self.context_length)
+        ids = [int(t) for t in np.random.default_rng(1).integers(0, self.tokenizer.vocab_size, most)]
+        prompt_ids, read_ids = ids[: -max(widths)], ids[-max(widths) :]
+        sessions = [self._open_session(ThreadChoice(graph)) for graph in (one, other)]
+        times_s = np.full((2, len(widths)), np.inf)
         try:
-            return idle.pop()
-        except IndexError:
-            return InPlaceCacheSession(self._graph, min_rows, idle)
+            for session in sessions:
+                prefill_prompt(session, prompt_ids)
+            for number, width in [*enumerate(widths)] * _NUM_COMPARED_PASSES:
+                rows: list[Any] = []
+                for index, session in enumerate(sessions):
+                    started_s = time.perf_counter()
+                    rows.append(session.forward(read_ids[:width], num_rows=width).copy())
+                    times_s[index, number] = min(times_s[index, number], time.perf_counter() - started_s)
+                    session.truncate(len(prompt_ids))
+                if not np.array_equal(rows[0], rows[1]):
+                    return None
+        finally:
+            for session in sessions:
+                session.close()
+            self._idle.clear()
+        return float(times_s[0].sum()), float(times_s[1].sum())
 
     def _has_agreeing_rows(self, width: int) -> bool:
         """Whether positions read in one forward of `width` have the same bits when they are read in shorter ones.
@@ -106,9 +164,20 @@ class OnnxModel:
         return True
 
 
+def _count_bytes_of_model(path: Path) -> int:
+    """With all that may hold its weights beside it, whatever it is called."""
+    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file() and file.suffix != ".json")
+
+
+def _count_usable_cores() -> int:
+    """Cores that this process may use, as far as the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # drafts have the cores between passes
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # errors come as exceptions; onnxruntime's own lines would only repeat them

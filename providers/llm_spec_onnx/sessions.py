@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GrowingCacheSession", "InPlaceCacheSession", "LoadedOnnxModel"]
+__all__ = ["CacheBuffers", "GrowingCacheSession", "InPlaceCacheSession", "LoadedOnnxModel", "ThreadChoice"]
 
+_MAX_KEPT_WIDTH: Final = 33  # tokens of a pass that stays bound; a prompt's rest may have any width, and comes once
 _FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
 
 
@@ -34,12 +36,39 @@ class LoadedOnnxModel:
         return np.zeros((1, self.num_kv_heads, length, self.head_dim), self.cache_dtype)
 
 
+class ThreadChoice:
+    """Which of a model's graphs runs a pass: one with several threads while there is one cache alone.
+
+    Answers beside each other are faster with one thread each. `parallel` gives the bits of `single`; None: there is
+    none that is faster. Safe to use from several threads.
+    """
+
+    def __init__(self, single: LoadedOnnxModel, parallel: LoadedOnnxModel | None = None) -> None:
+        self.single = single
+        self.parallel = parallel
+        self._num_open = 0
+        self._lock = threading.Lock()
+
+    def count_opened(self, number: int) -> None:
+        """So many caches more are in use; -1: one less."""
+        with self._lock:
+            self._num_open += number
+
+    def choose_graph(self) -> LoadedOnnxModel:
+        """The one for the next pass."""
+        return self.parallel if self.parallel is not None and self._num_open == 1 else self.single
+
+
 class GrowingCacheSession:
     """For exports that append to the cache they are given: what they return is kept, cut where it must be."""
 
-    def __init__(self, graph: LoadedOnnxModel, min_rows: int) -> None:
+    def __init__(self, threads: ThreadChoice, min_rows: int) -> None:
+        graph = threads.single
+        self._threads = threads
         self._graph = graph
         self._min_rows = min_rows
+        self._is_open = True
+        threads.count_opened(1)
         self._outputs = ["logits", *(name.replace("past_key_values", "present") for name in graph.cache_names)]
         self._cache: list[NDArray[Any]] = [graph.make_empty_cache(0) for _ in graph.cache_names]
         self.length = 0
@@ -51,7 +80,7 @@ class GrowingCacheSession:
         if self._graph.takes_positions:
             feeds["position_ids"] = np.arange(self.length, total, dtype=np.int64)[None]
         feeds |= dict(zip(self._graph.cache_names, self._cache, strict=True))
-        logits, *self._cache = self._graph.session.run(self._outputs, feeds)
+        logits, *self._cache = self._threads.choose_graph().session.run(self._outputs, feeds)
         self.length = total
         self.truncate(total - ids.shape[1] + len(token_ids))
         rows: NDArray[np.float32] = logits[0, len(token_ids) - num_rows : len(token_ids)].astype(np.float32, copy=False)
@@ -64,6 +93,18 @@ class GrowingCacheSession:
 
     def close(self) -> None:
         self._cache = []
+        if self._is_open:
+            self._is_open = False
+            self._threads.count_opened(-1)
+
+
+@dataclass(slots=True)
+class CacheBuffers:
+    """Keys and values of one sequence at a time, and the passes that are bound to them, by graph and width."""
+
+    capacity: int = 0
+    cache: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
+    calls: dict[tuple[int, int], _BoundForwardPass] = field(default_factory=dict[tuple[int, int], "_BoundForwardPass"])
 
 
 class InPlaceCacheSession:
@@ -73,22 +114,28 @@ class InPlaceCacheSession:
     which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
     """
 
-    def __init__(self, graph: LoadedOnnxModel, min_rows: int, idle: deque[InPlaceCacheSession]) -> None:
-        self._graph = graph
+    def __init__(self, threads: ThreadChoice, min_rows: int, idle: deque[CacheBuffers]) -> None:
+        self._threads = threads
         self._min_rows = min_rows
         self._idle = idle
         self.length = 0
-        self._capacity = 0
-        self._cache: list[NDArray[Any]] = []
-        self._calls: dict[int, _BoundForwardPass] = {}
+        try:
+            self._buffers = idle.pop()
+        except IndexError:
+            self._buffers = CacheBuffers()
+        self._is_open = True
+        threads.count_opened(1)
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
         count = len(token_ids)
         width = max(count, self._min_rows)
+        graph, buffers = self._threads.choose_graph(), self._buffers
         self._grow_cache(self.length + width)
-        call = self._calls.get(width)
+        call = buffers.calls.get((id(graph), width))
         if call is None:
-            call = self._calls[width] = _BoundForwardPass(self._graph, self._cache, width, self._capacity)
+            call = _BoundForwardPass(graph, buffers.cache, width, buffers.capacity)
+            if width <= _MAX_KEPT_WIDTH:
+                buffers.calls[id(graph), width] = call
         call.run(token_ids, self.length)
         self.length += count
         return call.logits[0, count - num_rows : count].astype(np.float32, copy=False)
@@ -98,20 +145,22 @@ class InPlaceCacheSession:
 
     def close(self) -> None:
         """Leave the buffers to the next session; the oldest that wait there go when there are many."""
-        if self._cache:
-            heir = InPlaceCacheSession(self._graph, self._min_rows, self._idle)
-            heir._capacity, heir._cache, heir._calls = self._capacity, self._cache, self._calls
-            self._capacity, self._cache, self._calls = 0, [], {}
-            self._idle.append(heir)
+        if self._is_open:
+            self._is_open = False
+            self._threads.count_opened(-1)
+            self._idle.append(self._buffers)
+            self._buffers = CacheBuffers()
 
     def _grow_cache(self, num_tokens: int) -> None:
-        if num_tokens <= self._capacity:
+        buffers, graph = self._buffers, self._threads.single
+        if num_tokens <= buffers.capacity:
             return
-        self._capacity = max(_FIRST_CAPACITY, 2 * self._capacity, num_tokens)
-        old, self._cache = self._cache, [self._graph.make_empty_cache(self._capacity) for _ in self._graph.cache_names]
-        for kept, grown in zip(old, self._cache, strict=False):
+        capacity = max(_FIRST_CAPACITY, 2 * buffers.capacity, num_tokens)
+        cache = [graph.make_empty_cache(capacity) for _ in graph.cache_names]
+        for kept, grown in zip(buffers.cache, cache, strict=False):
             grown[:, :, : self.length] = kept[:, :, : self.length]
-        self._calls.clear()  # they are bound to the old buffers
+        buffers.calls.clear()  # they are bound to the old buffers
+        buffers.cache, buffers.capacity = cache, capacity
 
 
 class _BoundForwardPass:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import llm_spec_onnx.model as model_module
 import numpy as np
 import onnx
 import pytest
 from llama_onnx import CacheKind, WeightsDtype
 from llm_spec_onnx.model import OnnxModel
+from llm_spec_onnx.sessions import LoadedOnnxModel
 from onnx import TensorProto, helper
 from support.tiny_models import BUILTIN, MakeFolder
 
@@ -23,6 +27,94 @@ def read_in_steps(session: TokenSession, token_ids: list[int], steps: list[int])
         rows.append(np.array(session.forward(token_ids[:step], num_rows=step)))
         token_ids = token_ids[step:]
     return np.concatenate(rows)
+
+
+def test_prompts_of_many_lengths_keep_no_memory(make_folder: MakeFolder) -> None:
+    """The rest of a prompt may have any width; only passes as wide as rounds stay bound to their buffers."""
+    model = OnnxModel(make_folder())
+    session = model.open()
+    for width in range(1, 100):
+        session.truncate(0)
+        session.forward([1] * width, num_rows=1)
+    assert len(session._buffers.calls) < 40  # type: ignore[attr-defined]
+
+
+def test_a_cache_that_could_not_grow_is_what_it_was(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that ran out is one request's fault: the next one that has these buffers reads what it should."""
+    model, token_ids = OnnxModel(make_folder()), [5] * 20
+    with closing(model.open()) as session:
+        expected = session.forward(token_ids, num_rows=1).copy()
+        with monkeypatch.context() as patched:
+            patched.setattr(LoadedOnnxModel, "make_empty_cache", exhausted)
+            with pytest.raises(MemoryError):
+                session.forward([7] * 600, num_rows=1)
+    with closing(model.open()) as session:
+        assert np.array_equal(session.forward(token_ids, num_rows=1), expected)
+
+
+def exhausted(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two of them, on which two threads are faster."""
+    monkeypatch.setattr("llm_spec_onnx.model._count_usable_cores", lambda: 2)
+    monkeypatch.setattr("llm_spec_onnx.model._MIN_GAIN", np.inf)
+
+
+def count_threads(model: OnnxModel) -> int:
+    """Of the next pass of a target."""
+    options = model._target_threads.choose_graph().session.get_session_options()
+    return int(options.intra_op_num_threads)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_an_answer_alone_has_several_threads(make_folder: MakeFolder) -> None:
+    """Two answers have one each; a draft has one. All of them read the same bits, also where that changes midway."""
+    folder = make_folder()
+    model = OnnxModel(folder, threads=0)
+    token_ids = [int(t) for t in np.random.default_rng(3).integers(0, model.vocab_size, 30)]
+    expected = read_in_steps(OnnxModel(folder, threads=1).open(), token_ids, [20, 4, 6])
+    draft = model.open(exact=False)
+    first = model.open()
+    assert count_threads(model) == 2
+    rows = [read_in_steps(first, token_ids[:20], [20])]
+    second = model.open()
+    assert count_threads(model) == 1
+    rows.append(read_in_steps(first, token_ids[20:24], [4]))
+    second.close()
+    second.close()
+    assert count_threads(model) == 2
+    rows.append(read_in_steps(first, token_ids[24:], [6]))
+    assert np.array_equal(np.concatenate(rows), expected)
+    first.close()
+    draft.close()
+    check_token_model_conformance(model)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_cache_that_grows_has_one_thread(make_folder: MakeFolder) -> None:
+    """Several would read a long context in another order; who asks for them has no promise of the same text."""
+    folder = make_folder("concat")
+    model = OnnxModel(folder, threads=0)
+    model.open()
+    assert (count_threads(model), model.same_text) == (1, True)
+    assert not OnnxModel(folder, threads=2).same_text
+    assert OnnxModel(folder, threads=1).same_text
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_several_threads_are_not_used_where_their_bits_differ(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, other = model_module._load_onnx_model, OnnxModel(make_folder(seed=5), threads=1)._graph
+    monkeypatch.setattr(
+        model_module, "_load_onnx_model", lambda *given: right(*given) if given[-1] == 1 else replace(other)
+    )
+    model = OnnxModel(make_folder(), threads=0)
+    model.open()
+    assert count_threads(model) == 1
 
 
 @pytest.mark.parametrize("cache", ["shared", "concat"])
@@ -129,5 +221,5 @@ class TestBrokenFolders:
             OnnxModel(folder)
 
     def test_threads(self, make_folder: MakeFolder) -> None:
-        with pytest.raises(ConfigError, match="threads is 0"):
-            OnnxModel(make_folder(), threads=0)
+        with pytest.raises(ConfigError, match="threads is -1"):
+            OnnxModel(make_folder(), threads=-1)

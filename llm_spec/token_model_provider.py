@@ -1,0 +1,48 @@
+"""TokenModelProvider: what every provider of a model in this process does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
+
+from llm_spec.chat import ChatRequest, ChatResponse, StreamEvent
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.local import MessageFormatTokenizer, TokenModel
+from llm_spec.grammar import supports_response_format
+from llm_spec.local import stream_token_model
+
+__all__ = ["TokenModelProvider"]
+
+ModelT = TypeVar("ModelT", bound=TokenModel)
+
+
+class TokenModelProvider(Generic[ModelT]):
+    """An `LlmProvider` that answers with a token model, in a worker thread. `aclose` releases nothing."""
+
+    def __init__(self, model: ModelT) -> None:
+        tokenizer = model.tokenizer
+        self.name = model.name
+        self.capabilities = Capabilities(
+            context_length=model.context_length,
+            continue_prefix=True,
+            response_format=supports_response_format(tokenizer),
+            tools=isinstance(tokenizer, MessageFormatTokenizer) and tokenizer.message_format is not None,
+            token_model=model,
+        )
+        self._model = model
+
+    @property
+    def model(self) -> ModelT:
+        """The loaded model."""
+        return self._model
+
+    def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        return stream_token_model(self._model, request)
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        """Nothing to do: the model's memory goes with the last reference to it."""
