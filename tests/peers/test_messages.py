@@ -16,15 +16,13 @@ import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import serve_vllm
 from peers.test_providers import Peer, wait_until_idle
-from support.probe_targets import Patient
+from server_tools import open_decoder
 from tool_requests import make_tool_requests
 
 from llm_spec import (
-    PromptLookup,
     Sampling,
-    SpeculativeConfig,
-    SpeculativeDecoder,
     SpeculativeResult,
+    SuffixDraft,
     ToolCallDelta,
     UnsupportedError,
 )
@@ -35,7 +33,7 @@ pytestmark = pytest.mark.peers
 TEMPLATE = Path(__file__).parents[2] / "benchmarks" / "hermes_template.jinja"
 OPTIONS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", str(TEMPLATE))
 REQUESTS = [
-    replace(made.request, prediction=None, sampling=Sampling(temperature=0.0)) for made in make_tool_requests(40)[:16]
+    replace(made.request, prediction=None, sampling=Sampling(temperature=0.0)) for made in make_tool_requests(40)[:12]
 ]
 
 
@@ -65,9 +63,7 @@ def message(result: SpeculativeResult) -> tuple[Any, ...]:
 
 
 async def answer_all(target: HttpProvider, strategy: StrategyName) -> list[SpeculativeResult]:
-    decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy=strategy, stream_always=True))
-    if strategy != "auto":
-        decoder._planner.pair_stats = Patient()
+    decoder = open_decoder(target, SuffixDraft(), strategy, is_eager=strategy != "auto")
     return [await decoder.decode(request) for request in REQUESTS]
 
 
@@ -80,8 +76,7 @@ async def test_vllm_calls_what_it_calls_alone(vllm_with_parser: str, strategy: S
         speculated = await answer_all(target, strategy)
         assert [message(result) for result in speculated] == [message(result) for result in plain]
         assert sum(bool(result.tool_calls) for result in plain) >= 4
-        assert sum(result.strategy == strategy for result in speculated) >= len(REQUESTS) // 2
-        assert sum(result.stats.num_accepted_draft_tokens for result in speculated) > 0
+        assert sum(result.stats.num_accepted_draft_tokens > 0 for result in speculated) >= 3
     finally:
         await target.aclose()
 
@@ -110,8 +105,7 @@ async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(
     try:
         await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
         await answer_all(target, strategy)
-        decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy=strategy))
-        decoder._planner.pair_stats = Patient()
+        decoder = open_decoder(target, SuffixDraft(), strategy, is_eager=True)
         num_running = 0.0
         for request in REQUESTS:
             async with decoder.stream(replace(request, max_tokens=400)) as events:
