@@ -2,7 +2,7 @@
 
     python benchmarks/builtin_pair.py [--prompts 40] [--max-tokens 96] [--temperature 0] [--threads 1] [--json FILE]
 
-With `--threads 0` the target has as many threads as it chose when it was loaded, plain as speculative; else so many.
+`--threads` is the target's option of that name, with and without speculation.
 
 For each held-out prompt every contender answers once, in an order that rotates from prompt to prompt, so that whatever
 else the machine does falls on all of them alike. The baseline is the target at its fastest: plain decoding without the
@@ -22,9 +22,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import llm_spec_onnx
-from llm_spec_onnx.model import OnnxModel
 
 from llm_spec import (
     Capabilities,
@@ -115,12 +112,12 @@ class TimedProvider:
 
 def make_contenders(watch: Stopwatch, threads: int) -> tuple[dict[str, SpeculativeDecoder], float]:
     """Everyone who answers, and the memory (MB) that the pair alone takes."""
-    folder = Path(str(llm_spec_onnx.__file__)).parent / "builtin" / "target"
-    target = TimedProvider(OnnxModel(folder, threads=threads), watch)
+    spec = f"builtin:target?threads={threads}"
+    target = TimedProvider(open_provider(spec).capabilities.token_model, watch)
     model = ProviderDraft(TimedProvider(open_provider("builtin:draft").capabilities.token_model, watch))
     at_rest_mb = measure_resident_mb()
     draft = CascadeDraft(PromptLookup(), model)  # as `lookup+builtin:draft` makes it
-    fastest = TimedProvider(OnnxModel(folder, threads=threads, exact=False), watch)
+    fastest = TimedProvider(open_provider(f"{spec}&exact=false").capabilities.token_model, watch)
 
     def make_speculative(lookahead: LookaheadPolicy, draft: DraftProvider = draft) -> SpeculativeDecoder:
         return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
@@ -197,7 +194,7 @@ def measure_resident_mb() -> float:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    threads = report["threads"] or "as chosen"
+    threads = report["threads"] or "as many as are fastest,"
     print(f"{report['num_prompts']} held-out prompts, temperature {report['temperature']}, {threads} threads\n")
     print(f"{'':<18} {'median':>8} {'total':>8} {'tokens a round':>15} {'model time':>11} {'seconds':>8}")
     for name, row in report["rows"].items():
@@ -217,7 +214,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--threads", type=int, default=1, help="of the target; 0: as it chooses")
+    parser.add_argument("--threads", type=int, default=1, help="of the target; 0: as many as are fastest")
     parser.add_argument("--json", type=Path, help="also write the report there")
     arguments = parser.parse_args()
     report = asyncio.run(measure_contenders(arguments))

@@ -33,6 +33,7 @@ Local models
 - `find_file`, `read_json`: files of a model folder, with errors that name them.
 - `prefill_prompt`: reads a prompt into a session, piece by piece.
 - `TokenModelProvider`: the provider around a token model; a provider of your own inherits from it.
+- `count_usable_cores`: cores that this process may use.
 - `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
 
 Sampling on a device
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
     from llm_spec.continuation import ContinuationTest
+    from llm_spec.cores import count_usable_cores
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.json_text import dumps, loads
     from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
@@ -93,6 +95,7 @@ __all__ = [
     "TokenModelProvider",
     "build_logprob_fields",
     "check_number",
+    "count_usable_cores",
     "dumps",
     "find_file",
     "get_session_headers",
@@ -118,6 +121,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",
     "llm_spec.continuation": "ContinuationTest",
+    "llm_spec.cores": "count_usable_cores",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",

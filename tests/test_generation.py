@@ -357,6 +357,19 @@ def test_eos_inside_a_devices_proposal_ends_the_answer() -> None:
     assert (report.num_draft_tokens, report.num_accepted_tokens, report.num_emitted_tokens) == (4, 3, 3)
 
 
+def test_a_device_drafts_nothing_where_a_companions_proposal_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That round is a plain step: it shows what such a step costs."""
+    target, lookahead = TableModel("ab", order=8), Fixed(4).start()
+    monkeypatch.setattr(lookahead, "choose_num_verified", lambda _: 0)
+    runner = DevicePart(DeviceRoundResult((), 0, ord("a"), 0.0, 1.0))
+    generation = device_generation_of(target, lookahead, runner)
+    companion = ScriptedDraft(lambda _: iter([DraftToken(ord("a"))]))
+    monkeypatch.setattr(generation, "_open_companion_draft", lambda: companion)
+    with generation:
+        next(iter(generation))
+    assert runner.lookaheads == [0]
+
+
 def test_the_caches_are_closed_on_every_path() -> None:
     """Target and draft sessions are closed after an answer, an error and a draft that cannot be opened."""
     target, model = TableModel(STORY, order=24), TableModel(STORY)

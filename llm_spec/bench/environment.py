@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from llm_spec.cores import count_usable_cores
+
 __all__ = ["BenchEnvironment", "read_system_load"]
 
 _PACKAGES: Final = ("llm-spec", "aiohttp", "openai", "anthropic", "numpy", "onnxruntime", "torch", "transformers")
@@ -38,7 +40,7 @@ class BenchEnvironment:
             python=platform.python_version(),
             system=platform.platform(terse=True),
             processor=_read_cpu_name(),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=count_usable_cores(),
             accelerator=_find_gpu_name(),
             packages=_read_package_versions(),
         )

@@ -209,7 +209,7 @@ class _CascadeTokenDraft:
         """What became of the last round's proposal: how many tokens more than a plain step it brought, and when."""
         if self._ended_s is not None:
             last_s, num_new = perf_counter() - self._ended_s, len(context_ids) - self._num_context
-            if num_new <= len(self._proposed) + 1:  # else there were plain steps since, of which nobody was asked
+            if num_new <= len(self._proposed) + 1:  # else plain steps came between
                 self._step_s = last_s if self._step_s is None else min(last_s, _STEP_GROWTH * self._step_s)
             pairs = zip(self._proposed, context_ids[self._num_context :], strict=False)
             num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -19,7 +19,7 @@ from llm_spec.text import REPLACEMENT_CHARACTER
 
 __all__ = ["ProviderDraft"]
 
-_MAX_UNREAD: Final = 64  # tokens that are read in one pass: more would take much memory for logits that nobody looks at
+_MAX_UNREAD: Final = 64  # tokens to read in one pass: a wider one would need much memory for logits that are not used
 
 
 class ProviderDraft:
@@ -109,11 +109,10 @@ class _ModelTokenDraft:
         unread = ids[len(self._cached_ids) :]
         if max(unread) >= self._vocab_size:
             return  # a padding column of the target's, which this model does not have
-        if len(unread) > _MAX_UNREAD:  # it was not asked for a while
-            for start in range(0, len(unread) - 1, _MAX_UNREAD):
-                self._session.forward(unread[start : min(start + _MAX_UNREAD, len(unread) - 1)], num_rows=1)
-            self._cached_ids += unread[:-1]
-            unread = unread[-1:]
+        while len(unread) > _MAX_UNREAD:  # after a pause
+            self._session.forward(unread[:_MAX_UNREAD], num_rows=1)
+            self._cached_ids += unread[:_MAX_UNREAD]
+            unread = unread[_MAX_UNREAD:]
         while len(ids) < self._context_length:
             logits = self._session.forward(unread, num_rows=1)[0]
             self._cached_ids += unread

@@ -13,14 +13,13 @@ only long drafts pay that are likely to be right.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args
 
 from llm_spec import ConfigError, ModelLoadError, PassCosts, TokenSession
-from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number
+from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number, count_usable_cores
 from llm_spec_gguf.library import LlamaContext, LlamaModel, ValueType
 from llm_spec_gguf.session import GgufSession
 from llm_spec_gguf.tokenizer import GgufTokenizer
@@ -57,7 +56,7 @@ class GgufModel:
         check_number(ConfigError, "max_context", max_context, _MIN_CONTEXT, integer=True)
         path = Path(path).expanduser()
         self.name = name or f"gguf:{path}"
-        self._threads = threads or _count_usable_cpus()
+        self._threads = threads or count_usable_cores()
         self._model = LlamaModel(path)
         self.context_length = min(self._model.context_length, max_context or self._model.context_length)
         self.vocab_size = self._model.vocab_size
@@ -176,9 +175,3 @@ def _can_pay(found: AgreeingWidths) -> bool:
 
 def _list_widths(max_width: int) -> list[int]:
     return [*(width for width in _WIDTHS if width < max_width), max_width]
-
-
-def _count_usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -13,7 +13,6 @@ matters.
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
-from llm_spec.provider_kit import FolderTokenizer, find_file, prefill_prompt, read_json
+from llm_spec.provider_kit import FolderTokenizer, count_usable_cores, find_file, prefill_prompt, read_json
 from llm_spec_onnx.sessions import CacheBuffers, GrowingCacheSession, InPlaceCacheSession, LoadedOnnxModel, ThreadChoice
 
 __all__ = ["OnnxModel"]
@@ -36,7 +35,7 @@ _MAX_IDLE_CACHES: Final = 4  # closed sessions whose buffers are kept for the ne
 _MAX_DOUBLED_BYTES: Final = 64 * 2**20  # of a model that is loaded once more, for passes with several threads
 _MAX_THREADS: Final = 8
 _MIN_GAIN: Final = 0.9  # of a pass's time, that several threads have to be below
-_NUM_COMPARED_TOKENS: Final = 56  # prompt and tokens behind it, by which numbers of threads are compared
+_NUM_COMPARED_TOKENS: Final = 56  # of a prompt and what follows it, to compare numbers of threads
 _NUM_COMPARED_PASSES: Final = 4  # of each width
 _DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -94,15 +93,15 @@ class OnnxModel:
     def _open_session(self, threads: ThreadChoice, *, exact: bool = True) -> TokenSession:
         min_rows = 2 if exact and self._exact else 1
         if not self._shared:
-            return GrowingCacheSession(threads, min_rows)
+            return GrowingCacheSession(self._graph, min_rows)
         return InPlaceCacheSession(threads, min_rows, self._idle)
 
     def _find_faster_graph(self, load: Callable[[int], LoadedOnnxModel]) -> LoadedOnnxModel | None:
         """The model with several threads, of the number that is fastest; None: one is, or the bits are others.
 
-        They are compared behind a prompt, in turns, by passes that write one token and verify a few.
+        Passes of one token and of a few, after a prompt, compare them in turns.
         """
-        num_most = min(_count_usable_cores(), _MAX_THREADS)
+        num_most = min(count_usable_cores(), _MAX_THREADS)
         best: LoadedOnnxModel | None = None
         for num_threads in sorted({num_most, max(1, num_most // 2), 2} - {1}) if num_most > 1 else ():
             graph = load(num_threads)
@@ -167,11 +166,6 @@ class OnnxModel:
 def _count_bytes_of_model(path: Path) -> int:
     """With all that may hold its weights beside it, whatever it is called."""
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file() and file.suffix != ".json")
-
-
-def _count_usable_cores() -> int:
-    """Cores that this process may use, as far as the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:

@@ -1,4 +1,4 @@
-"""What may be asked of an OnnxModel, beside its folder."""
+"""Options of an OnnxModel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["OnnxOptions"]
 
 
 class OnnxOptions(TypedDict, total=False):
-    """See OnnxModel."""
+    """Options of OnnxModel, which explains them, and OnnxProvider: by keyword, or in a string after a question mark."""
 
     threads: int
     exact: bool

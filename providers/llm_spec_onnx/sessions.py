@@ -62,13 +62,9 @@ class ThreadChoice:
 class GrowingCacheSession:
     """For exports that append to the cache they are given: what they return is kept, cut where it must be."""
 
-    def __init__(self, threads: ThreadChoice, min_rows: int) -> None:
-        graph = threads.single
-        self._threads = threads
+    def __init__(self, graph: LoadedOnnxModel, min_rows: int) -> None:
         self._graph = graph
         self._min_rows = min_rows
-        self._is_open = True
-        threads.count_opened(1)
         self._outputs = ["logits", *(name.replace("past_key_values", "present") for name in graph.cache_names)]
         self._cache: list[NDArray[Any]] = [graph.make_empty_cache(0) for _ in graph.cache_names]
         self.length = 0
@@ -80,7 +76,7 @@ class GrowingCacheSession:
         if self._graph.takes_positions:
             feeds["position_ids"] = np.arange(self.length, total, dtype=np.int64)[None]
         feeds |= dict(zip(self._graph.cache_names, self._cache, strict=True))
-        logits, *self._cache = self._threads.choose_graph().session.run(self._outputs, feeds)
+        logits, *self._cache = self._graph.session.run(self._outputs, feeds)
         self.length = total
         self.truncate(total - ids.shape[1] + len(token_ids))
         rows: NDArray[np.float32] = logits[0, len(token_ids) - num_rows : len(token_ids)].astype(np.float32, copy=False)
@@ -93,9 +89,6 @@ class GrowingCacheSession:
 
     def close(self) -> None:
         self._cache = []
-        if self._is_open:
-            self._is_open = False
-            self._threads.count_opened(-1)
 
 
 @dataclass(slots=True)

@@ -321,6 +321,26 @@ def test_a_draft_that_was_cut_goes_on_behind_all_that_was_guessed() -> None:
     assert draft.prefixes == ["zero", "zero one two"]
 
 
+def test_text_that_is_no_token_changes_nothing() -> None:
+    """Some normalizers drop characters: what follows them is encoded all the same."""
+
+    class Dropping(Words):
+        async def encode(self, text: str) -> list[int]:
+            return [token_id for token_id in await super().encode(text) if token_id != 0x200B]
+
+    errors: list[object] = []
+
+    async def body(bench: Bench) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        bench.guess.restart("", 64)
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids == ids("one two")
+        assert len(bench.guess.seconds) == len(bench.guess.ids)
+
+    run(Pieces(["one two", "\u200b"]), Dropping(), body)
+    assert errors == []
+
+
 def test_a_failure_to_encode_is_told_and_raised_nowhere() -> None:
     """What was encoded before stays."""
     endpoint = Words(fail_at=1)

@@ -168,6 +168,20 @@ def test_a_drafting_model_reads_only_what_is_new() -> None:
     draft.close()
 
 
+def test_a_drafting_model_reads_what_it_has_missed_in_pieces() -> None:
+    """After a pause it proposes what a fresh cache would, and no pass is wide."""
+    model = TableModel(seed=5)
+    draft = ProviderDraft(LocalProvider(model)).open_token_draft(TARGET, choose, PROMPT)
+    missed = [65 + number % 20 for number in range(150)]
+    model.widths.clear()
+    for answer in ([65], missed, [*missed, 70]):
+        proposed = next(draft.propose([*PROMPT, *answer])).token_id
+        assert proposed == int(model.logits([*PROMPT, *answer]).argmax())
+    assert max(model.widths) <= 64
+    assert sum(model.widths) == len(missed) + 2  # the prompt's last token, too
+    draft.close()
+
+
 def test_a_drafting_model_of_another_vocabulary_is_refused() -> None:
     """By its refusal, and if opened all the same by an error."""
     draft = ProviderDraft(LocalProvider(TableModel(name="table:draft", tokenizer=CharTokenizer("ab"))))

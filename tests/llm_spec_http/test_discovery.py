@@ -15,6 +15,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_http.discovery import forget_all_server_findings
 
 from llm_spec import (
+    ChatRequest,
     InvalidRequestError,
     Sampling,
     SpeculativeConfig,
@@ -462,6 +463,16 @@ async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
         assert provider.capabilities.token_endpoint is not None
         clock.now_s += 10_000.0
         assert not await is_tried(server, provider)
+
+
+async def test_an_answer_beside_a_trial_that_is_repeated_paces_it(clock: Clock) -> None:
+    """As beside the first one: while it is known that the feature is missing, nothing is watched."""
+    async with ScriptedModelServer(ANSWER, faults=MISSING) as server, opened(server) as provider:
+        await provider.discover("token_endpoint")
+        for now_s, is_watched in ((59.0, False), (61.0, True)):
+            clock.now_s = now_s
+            async with provider.stream(ChatRequest.create("q", max_tokens=4)):
+                assert bool(provider._features.pace._answers) == is_watched
 
 
 async def mark_feature_lost(server: ScriptedModelServer, provider: HttpProvider) -> None:

@@ -59,7 +59,7 @@ def exhausted(*_: object) -> None:
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two of them, on which two threads are faster."""
-    monkeypatch.setattr("llm_spec_onnx.model._count_usable_cores", lambda: 2)
+    monkeypatch.setattr("llm_spec_onnx.model.count_usable_cores", lambda: 2)
     monkeypatch.setattr("llm_spec_onnx.model._MIN_GAIN", np.inf)
 
 
@@ -98,7 +98,6 @@ def test_a_cache_that_grows_has_one_thread(make_folder: MakeFolder) -> None:
     """Several would read a long context in another order; who asks for them has no promise of the same text."""
     folder = make_folder("concat")
     model = OnnxModel(folder, threads=0)
-    model.open()
     assert (count_threads(model), model.same_text) == (1, True)
     assert not OnnxModel(folder, threads=2).same_text
     assert OnnxModel(folder, threads=1).same_text

@@ -245,9 +245,9 @@ class EndingTarget(MarkovTarget):
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_sampled_answers_are_as_long_as_the_targets(*, tells: bool) -> None:
-    """A stream's end counts only where the stream may write, whether its token is told or not.
+    """A stream's end counts only at positions that the stream owns, whether or not the stream reports its token.
 
-    With rows asked from a stream's first place on: where both draw, an end of either would end answers twice as often.
+    Here rows begin at the stream's first position. If the ends of both counted, answers would end twice as often.
     """
 
     async def check() -> None:
@@ -257,7 +257,7 @@ def test_sampled_answers_are_as_long_as_the_targets(*, tells: bool) -> None:
         draft = LikelyDraft("a")
         texts = [await sampled_text(target, request, draft, max_concurrent_streams=4) for _ in range(1500)]
         expected = 1 / EndingTarget.END_RATE - 1
-        error = (expected / EndingTarget.END_RATE / len(texts)) ** 0.5  # of the mean of a geometric law
+        error = (expected / EndingTarget.END_RATE / len(texts)) ** 0.5  # of the mean of a geometric distribution
         assert sum(map(len, texts)) / len(texts) == pytest.approx(expected, abs=4 * error)
 
     run_virtual(check())

@@ -143,12 +143,14 @@ class DevicePart:
         self._result = result
         self._seconds = seconds or Seconds()
         self.rooms: list[int] = []
+        self.lookaheads: list[int] = []
 
     def open(self) -> DevicePart:
         self._seconds.spend(10.0)
         return self
 
-    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:  # noqa: ARG002 - always the same
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:
+        self.lookaheads.append(lookahead)
         self._seconds.spend(2.0)
         self.rooms.append(room)
         return self._result
