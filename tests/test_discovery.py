@@ -283,6 +283,14 @@ class ForgetfulTarget(EarlyStreamingTarget):
         self.capabilities = self._can = replace(self._can, continue_prefix=True, discoverable=both)
         self.num_by_text = 0
 
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_after(token_ids, request) as events:
+            await asyncio.sleep(3.0)  # so that it has not failed when the trial has
+            yield events
+
     async def discover(self, feature: Feature) -> None:
         self.features.append(feature)
         self.began_s = asyncio.get_running_loop().time()
@@ -312,6 +320,30 @@ def test_no_stream_begins_by_text_before_that_was_tried() -> None:
     run_virtual(check())
 
 
+class WrongTarget(EarlyStreamingTarget):
+    """It ignores the token ids that it is given, which its trial finds out."""
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_after(token_ids[:1], request) as events:
+            yield events
+
+
+def test_what_an_early_stream_writes_is_held() -> None:
+    """Until the trial has ended: here it ends badly, and after the first stream has come to where others began."""
+
+    async def check() -> None:
+        target = WrongTarget(room_s=0.1, trial_s=5.0, text=LONG_TEXT, has_endpoint=False)
+        async with decoder_of(target, LONG_TEXT, strategy="race", baseline_every=0) as decoder:
+            result, _ = await seconds(decoder)
+        assert target.streams_begun_s
+        assert result.content == LONG_TEXT
+
+    run_virtual(check())
+
+
 class RefusingTarget(EarlyStreamingTarget):
     """Streams are refused at once; from then on it takes no token ids any more where it `loses` them."""
 
@@ -325,6 +357,7 @@ class RefusingTarget(EarlyStreamingTarget):
             if self.loses:
                 self.capabilities = replace(self._can, token_endpoint=None)
             if self.loses or asyncio.get_running_loop().time() < self.began_s + self._trial_s:
+                await asyncio.sleep(0.01)
                 raise TransientError("overloaded")
             yield events
 

@@ -323,10 +323,12 @@ def test_costs_that_no_request_has_measured_are_not_kept_as_if_it_had() -> None:
 
 def test_what_drafting_took_is_lost_whatever_was_verified() -> None:
     """An answer may lose little to drafts, those among them that were not worth verifying."""
-    controller = CostAware(prior_wide_cost=1.0).start()
+    free, dear = (CostAware(prior_wide_cost=2.0).start() for _ in range(2))
     for _ in range(40):
-        controller.update(RoundFeedback(0, 0, 0.5, 1.0, (0.5,), 0))
-    assert controller.choose_num_verified([0.99] * 16) == 0
+        free.update(RoundFeedback(0, 0, 0.0, 1.0, (0.99,), 1))
+        dear.update(RoundFeedback(0, 0, 0.5, 1.0, (0.99,), 1))
+    assert free.choose_num_verified([0.99] * 16) > 0
+    assert dear.choose_num_verified([0.99] * 16) == 0
 
 
 # -------------------------------------------------------------------------------------------------- limits
