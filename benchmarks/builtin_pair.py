@@ -194,7 +194,7 @@ def measure_resident_mb() -> float:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    threads = report["threads"] or "as many as are fastest,"
+    threads = report["threads"] or "the fastest number of"
     print(f"{report['num_prompts']} held-out prompts, temperature {report['temperature']}, {threads} threads\n")
     print(f"{'':<18} {'median':>8} {'total':>8} {'tokens a round':>15} {'model time':>11} {'seconds':>8}")
     for name, row in report["rows"].items():
