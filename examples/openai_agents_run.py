@@ -21,7 +21,8 @@ async def main() -> None:
         result = await Runner.run(agent, "def getregentry():", run_config=config)
         print(result.final_output)
         figures = result.raw_responses[-1].output[0].model_dump()["provider_data"]["llm_spec"]
-        print(f"{figures['strategy']} ({figures['guarantee']}): {figures['acceptance_rate']:.0%} accepted")
+        accepted = f"{figures['accepted_tokens']} of {figures['draft_tokens']} drafted tokens accepted"
+        print(f"{figures['strategy']} ({figures['guarantee']}): {accepted}")
 
         streamed = Runner.run_streamed(agent, "def decode(self, input, final=False):", run_config=config)
         async for event in streamed.stream_events():

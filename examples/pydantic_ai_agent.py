@@ -19,7 +19,8 @@ async def main() -> None:
         result = await agent.run("def getregentry():")
         print(result.output)
         details = result.response.provider_details or {}
-        print(f"{details['strategy']} ({details['guarantee']}): {details['acceptance_rate']:.0%} accepted")
+        accepted = f"{details['accepted_tokens']} of {details['draft_tokens']} drafted tokens accepted"
+        print(f"{details['strategy']} ({details['guarantee']}): {accepted}")
 
         async with agent.run_stream("def decode(self, input, final=False):") as answer:
             async for piece in answer.stream_text(delta=True):

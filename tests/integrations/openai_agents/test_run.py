@@ -32,8 +32,10 @@ from pydantic import BaseModel
 
 from llm_spec import (
     Finish,
+    Fixed,
     InvalidRequestError,
     ReasoningDelta,
+    SpeculativeConfig,
     SpeculativeDecoder,
     TargetError,
     TextDelta,
@@ -46,6 +48,8 @@ from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
 WORDS = "".join(f"word{i} " for i in range(30))
+# drafts whatever it costs, on whatever machine
+ALWAYS = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4), baseline_every=0)
 
 
 class Pet(BaseModel):
@@ -102,7 +106,7 @@ async def test_the_text_is_the_decoders(temperature: float) -> None:
 
 async def test_items_tell_how_the_answer_came_about() -> None:
     """`provider_data` of the output holds the figures, as JSON values."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder("builtin:draft", "builtin:target", ALWAYS) as decoder:
         result = await Runner.run(agent_of(decoder, model_settings=ModelSettings(max_tokens=48)), PROMPT)
     figures = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
     assert (figures["strategy"], figures["guarantee"]) == ("tokens", "exact")

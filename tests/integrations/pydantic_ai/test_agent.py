@@ -29,6 +29,7 @@ from pydantic_ai.usage import UsageLimits
 from llm_spec import (
     Capabilities,
     Finish,
+    Fixed,
     InvalidRequestError,
     Price,
     ProviderDraft,
@@ -45,6 +46,8 @@ from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
 WORDS = "".join(f"word{i} " for i in range(30))
+# drafts whatever it costs, on whatever machine
+ALWAYS = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4), baseline_every=0)
 
 
 class Pet(BaseModel):
@@ -99,7 +102,7 @@ async def test_streaming_gives_the_same_text_in_pieces() -> None:
 
 async def test_figures_and_rejected_drafts_are_in_the_response() -> None:
     """`provider_details` says how the answer came about, `failed_attempts` what the draft proposed in vain."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder("builtin:draft", "builtin:target", ALWAYS) as decoder:
         result = await Agent(SpeculativeModel(decoder, settings={"max_tokens": 64})).run(PROMPT)
     details = result.response.provider_details
     assert details is not None
@@ -285,7 +288,7 @@ async def test_a_fallback_model_takes_over() -> None:
 async def test_attempts_of_a_fallback_model_come_first() -> None:
     """What a fallback model moved on from and what the draft proposed in vain are both reported, in their order."""
     broken = SpeculativeModel(ScriptedProvider("", fail_at={0: TransientError("away")}))
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder("builtin:draft", "builtin:target", ALWAYS) as decoder:
         agent = Agent(FallbackModel(broken, SpeculativeModel(decoder, settings={"max_tokens": 64})))
         async with agent.run_stream(PROMPT) as stream:
             await stream.get_output()
