@@ -17,7 +17,8 @@ def main() -> None:
             answer = chunk if answer is None else answer + chunk
         assert answer is not None
         figures = answer.response_metadata["llm_spec"]
-        print(f"\n{figures['accepted_tokens']} of {figures['draft_tokens']} drafted tokens accepted ({figures['guarantee']})")
+        accepted = f"{figures['accepted_tokens']} of {figures['draft_tokens']} drafted tokens accepted"
+        print(f"\n{accepted} ({figures['guarantee']})")
 
 
 if __name__ == "__main__":

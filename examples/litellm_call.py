@@ -20,7 +20,8 @@ def main() -> None:
             print(delta.content or "", end="", flush=True)
             told |= delta.provider_specific_fields or {}  # in the last piece
     figures = told["llm_spec"]
-    print(f"\n{figures['accepted_tokens']} of {figures['draft_tokens']} drafted tokens accepted ({figures['guarantee']})")
+    accepted = f"{figures['accepted_tokens']} of {figures['draft_tokens']} drafted tokens accepted"
+    print(f"\n{accepted} ({figures['guarantee']})")
 
 
 if __name__ == "__main__":

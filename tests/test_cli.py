@@ -27,6 +27,7 @@ from llm_spec.cli_screen import Spinner, escape_control_characters
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 PROMPT = "def test_spawnl(self):"
+ALWAYS = ("--draft", "builtin:draft", "--lookahead", "4")  # drafts whatever it costs, on whatever machine
 LLM_SPEC = str(Path(sys.executable).parent / "llm-spec")
 
 
@@ -55,7 +56,7 @@ def test_one_seed_one_text(capsys: pytest.CaptureFixture[str], draft: str, looka
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """--json writes one object with everything that was measured."""
-    code, out, _ = run(capsys, "run", PROMPT, "--json", "--max-tokens", "24")
+    code, out, _ = run(capsys, "run", PROMPT, "--json", *ALWAYS, "--max-tokens", "24")
     report = json.loads(out)
     assert code == 0
     assert report["strategy"] == "tokens"
@@ -81,7 +82,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_compare_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe gets the answer alone; the comparison, and that the answer was cut off, are on standard error."""
-    _, text, err = run(capsys, "run", PROMPT, "--max-tokens", "8", "--compare")
+    _, text, err = run(capsys, "run", PROMPT, *ALWAYS, "--max-tokens", "8", "--compare")
     assert text == run(capsys, "run", PROMPT, "--max-tokens", "8")[1]
     measured = r"^\d+\.\d\dx as fast as the target alone \(measured by a run of it beside this one\)$"
     assert re.search(measured, err, re.MULTILINE)

@@ -7,18 +7,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from support.serving import Asking, ask, remote, serving
+from support.serving import PAIR, Asking, ask, remote, serving
 
 from llm_spec import Round, SpeculativeConfig, SpeculativeDecoder, SpeculativeStats
-from llm_spec.server import KeyConfig, ModelConfig
+from llm_spec.server import KeyConfig
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.testing import RuleBasedProvider
 from llm_spec.testing.server import ScriptedModelServer
 
 PROMPT: Final = "def test_spawnl(self):"
-PAIR: Final = ModelConfig(
-    target="builtin:target", draft="builtin:draft", speculative=SpeculativeConfig(max_total_tokens=24)
-)
 VLLM_FIELDS: Final = {  # those of `SpeculativeDecodingMetrics` at the level "summary"
     "mean_acceptance_length",
     "draft_acceptance_rate",

@@ -6,16 +6,13 @@ import json
 from typing import Any, Final
 
 import pytest
-from support.serving import RULES, ask, remote, serving
+from support.serving import PAIR, RULES, ask, remote, serving
 
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 PATH: Final = "/v1/chat/completions"
-PAIR: Final = ModelConfig(
-    target="builtin:target", draft="builtin:draft", speculative=SpeculativeConfig(max_total_tokens=24)
-)
 USAGE: Final = {"include_usage": True}
 ADD: Final[dict[str, Any]] = {
     "type": "function",

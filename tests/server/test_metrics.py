@@ -7,10 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from support.serving import RULES, Asking, ask, remote, serving
+from support.serving import PAIR, RULES, Asking, ask, remote, serving
 
 from llm_spec import RetryPolicy, SpeculativeConfig, SpeculativeDecoder, Usage
-from llm_spec.server import ModelConfig
 from llm_spec.server.metrics import ServerMetrics
 from llm_spec.testing import RuleBasedProvider
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults
@@ -45,9 +44,7 @@ async def test_requests_and_errors_are_counted() -> None:
 
 async def test_tokens_and_rounds_are_counted() -> None:
     """Drafted, accepted, wasted, read and written ones, streamed or not."""
-    speculative = SpeculativeConfig(max_total_tokens=24)
-    pair = ModelConfig(target="builtin:target", draft="builtin:draft", speculative=speculative)
-    async with serving(pair) as server:
+    async with serving(PAIR) as server:
         await server.chat("def test_spawnl(self):")
         await server.chat("def test_spawnl(self):", stream=True)
         samples = await told(server)

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import pytest
 from aiohttp import web
-from support.serving import ENDPOINTS, HANGS_S, RULES, Asking, ask, check_error, frames_of, remote, serving, until
+from support.serving import ENDPOINTS, HANGS_S, PAIR, RULES, Asking, ask, check_error, frames_of, remote, serving, until
 from support.wire import served
 
-from llm_spec import Fixed, RetryPolicy, SpeculativeConfig
+from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.server import ModelConfig
@@ -44,9 +44,7 @@ async def test_headers_say_how_it_was_answered(path: str, stream: bool) -> None:
 
 async def test_figures_come_with_whole_answers_alone() -> None:
     """The acceptance rate is in the headers where it is known before the body is sent."""
-    speculative = SpeculativeConfig(max_total_tokens=24, lookahead=Fixed(4), baseline_every=0)
-    pair = ModelConfig(target="builtin:target", draft="builtin:draft", speculative=speculative)
-    async with serving(pair) as server:
+    async with serving(PAIR) as server:
         whole = await server.chat("def test_spawnl(self):")
         streamed = await server.chat("def test_spawnl(self):", stream=True)
     assert whole.headers["x-llm-spec-strategy"] == streamed.headers["x-llm-spec-strategy"] == "tokens"

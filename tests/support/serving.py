@@ -13,12 +13,14 @@ from typing import Any, Final, TypeAlias
 
 import aiohttp
 
+from llm_spec import Fixed, SpeculativeConfig
 from llm_spec.server import ModelConfig, Server, ServerConfig
 
 __all__ = [
     "ENDPOINTS",
     "HANGS_S",
     "OPENAI",
+    "PAIR",
     "RULES",
     "Asking",
     "Frame",
@@ -36,6 +38,11 @@ __all__ = [
 
 HANGS_S: Final = 60.0  # what takes longer hangs, however busy the machine is
 RULES: Final = ModelConfig(target="rules:any")
+PAIR: Final = ModelConfig(  # drafts whatever it costs, on whatever machine
+    target="builtin:target",
+    draft="builtin:draft",
+    speculative=SpeculativeConfig(max_total_tokens=24, lookahead=Fixed(4), baseline_every=0),
+)
 OPENAI: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 ENDPOINTS: Final = (*OPENAI, "/v1/messages")
 
