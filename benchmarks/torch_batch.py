@@ -1,13 +1,14 @@
-"""Throughput of concurrent requests to a torch model, with shared forward passes and without, with a draft and without.
+"""Throughput of concurrent requests to a torch model: each with its own passes, joined by load, or in one shape.
 
-    python benchmarks/torch_batch.py --target FOLDER --draft FOLDER --prompts FILE.jsonl
-                                     [--num-prompts 24] [--max-tokens 48] [--max-width 5] [--threads 2] [--repeats 3]
+    python benchmarks/torch_batch.py --target FOLDER --prompts FILE.jsonl [--drafts none lookup FOLDER]
+                                     [--sharing own load] [--num-prompts 24] [--max-tokens 48] [--max-width 16]
+                                     [--temperature 1] [--threads 2] [--repeats 3]
 
 Each line of the prompt file has `messages`. Every prompt is answered once per cell, so many at a time as the column
 says; the cells take turns, so that whatever else the machine does falls on all alike, and the median of the repeats
-counts. Figures are ratios of tokens a second to the first cell: nothing shared, no draft, one at a time. In exact
-sessions a shared pass has `max_requests` times `max_width` rows, so a CPU, which is not idle beside one row as a GPU
-is, wants a small `max_width`; both models get the same options.
+counts. Figures are ratios of tokens a second to the first cell: own passes, no draft, one at a time. With `one-shape`
+a shared pass of exact sessions has `max_requests` times `max_width` rows, so a CPU, which is not idle beside one row as
+a GPU is, wants a small `max_width` then; both models get the same options.
 """
 
 from __future__ import annotations
@@ -24,32 +25,41 @@ from typing import Final, NamedTuple
 
 import torch
 from llm_spec_torch import TorchProvider
+from llm_spec_torch.options import TorchOptions
 
-from llm_spec import ChatRequest, ProviderDraft, SpeculativeDecoder
+from llm_spec import ChatRequest, DraftProvider, ProviderDraft, SpeculativeDecoder, open_draft
 
 AT_ONCE: Final = (1, 2, 4, 8)
+SHARING: Final[dict[str, bool | None]] = {"own": False, "load": None, "one-shape": True}
 
 
 class Contender(NamedTuple):
-    """A decoder; those that share passes give one text, and those that do not."""
+    """A decoder; those of one kind give one text."""
 
     name: str
     decoder: SpeculativeDecoder
-    is_batched: bool
+    kind: str
 
 
 def make_contenders(arguments: argparse.Namespace) -> list[Contender]:
     made: list[Contender] = []
-    for is_batched in (False, True):
-        target, draft = (
-            TorchProvider(folder, device=arguments.device, batched=is_batched, max_width=arguments.max_width)
-            for folder in (arguments.target, arguments.draft)
-        )
+    for sharing in arguments.sharing:
+        options = TorchOptions(device=arguments.device, max_width=arguments.max_width)
+        if SHARING[sharing] is not None:
+            options["batched"] = SHARING[sharing]
+        target = TorchProvider(arguments.target, **options)
         assert target.model.same_text
-        sharing = "shared" if is_batched else "own"
-        made.append(Contender(f"{sharing} passes, plain", SpeculativeDecoder(None, target), is_batched))
-        made.append(Contender(f"{sharing} passes, draft", SpeculativeDecoder(ProviderDraft(draft), target), is_batched))
+        kind = "one shape" if sharing == "one-shape" else "as alone"
+        for name in arguments.drafts:
+            decoder = SpeculativeDecoder(open_draft_named(name, options), target)
+            made.append(Contender(f"{sharing}, {Path(name).name}", decoder, kind))
     return made
+
+
+def open_draft_named(name: str, options: TorchOptions) -> DraftProvider | None:
+    if name == "none":
+        return None
+    return ProviderDraft(TorchProvider(name, **options)) if Path(name).is_dir() else open_draft(name)
 
 
 async def answer_all(
@@ -74,11 +84,13 @@ async def answer_all(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--drafts", nargs="+", default=["none", "lookup"])
+    parser.add_argument("--sharing", nargs="+", choices=SHARING, default=["own", "load"])
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--max-width", type=int, default=5)
+    parser.add_argument("--max-width", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
@@ -87,7 +99,7 @@ def main() -> None:
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()[: arguments.num_prompts]
     conversations = [ChatRequest.create(json.loads(line)["messages"]).messages for line in lines]
     requests = [
-        ChatRequest.create(messages, max_tokens=arguments.max_tokens, temperature=1.0, seed=seed)
+        ChatRequest.create(messages, max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=seed)
         for seed, messages in enumerate(conversations)
     ]
     print(
@@ -98,11 +110,11 @@ def main() -> None:
 
 async def measure(decoders: Sequence[Contender], requests: Sequence[ChatRequest], repeats: int) -> None:
     """All cells in turn, and their table."""
-    expected = {each.is_batched: (await answer_all(each.decoder, requests, 1))[1] for each in decoders}
+    expected = {each.kind: (await answer_all(each.decoder, requests, 1))[1] for each in decoders}
     speeds: dict[tuple[str, int], list[float]] = {}
     for _, num_at_once, each in itertools.product(range(repeats), AT_ONCE, decoders):
         speed, texts = await answer_all(each.decoder, requests, num_at_once)
-        assert texts == expected[each.is_batched], f"{each.name}, {num_at_once} at once: another text"
+        assert texts == expected[each.kind], f"{each.name}, {num_at_once} at once: another text"
         speeds.setdefault((each.name, num_at_once), []).append(speed)
     base = statistics.median(speeds[decoders[0].name, AT_ONCE[0]])
     print(f"{'requests at once':<24}" + "".join(f"{n:>8}" for n in AT_ONCE))

@@ -10,6 +10,7 @@ keeps for a later request survives.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
@@ -21,7 +22,7 @@ from torch import Tensor
 from llm_spec_torch.caches import CachePool, CacheSlot
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.network import TransformerNetwork
-from llm_spec_torch.pass_queue import FloatArray, ForwardPass, PassQueue, PassResult
+from llm_spec_torch.pass_queue import FloatArray, ForwardPass, PassQueue, PassResult, PassRunner
 from llm_spec_torch.session import ForwardRunner
 
 __all__ = ["BatchedForwardRunner", "BatchedPassRunner", "PassBatching"]
@@ -30,37 +31,35 @@ _PADDING_ID: Final = 0
 
 
 class PassBatching:
-    """What all sessions of a model share. `exact_width` None: exact sessions promise no more than others."""
+    """What all sessions of a model share: who runs their passes, which have one of these widths."""
 
     def __init__(
         self,
-        network: TransformerNetwork,
-        pool: CachePool,
         name: str,
         *,
-        exact_width: int | None,
+        exact: PassRunner,
+        exact_widths: Sequence[int],
+        loose: PassRunner,
         loose_widths: Sequence[int],
     ) -> None:
+        self._name = name
         self._queue = PassQueue()
-        self._loose = BatchedPassRunner(network, pool, name)
-        self._exact = (
-            self._loose if exact_width is None else BatchedPassRunner(network, pool, name, fixed_width=exact_width)
-        )
-        self._loose_widths = loose_widths
-        self._exact_widths = loose_widths if exact_width is None else (exact_width,)
+        self._exact, self._exact_widths = exact, exact_widths
+        self._loose, self._loose_widths = loose, loose_widths
 
     def make_forward_runner(self, alone: ForwardRunner, *, exact: bool) -> BatchedForwardRunner:
         """For one session; `alone` runs its prompts, and is not kept here: a model in a circle would not be freed."""
         joined, widths = (self._exact, self._exact_widths) if exact else (self._loose, self._loose_widths)
-        return BatchedForwardRunner(self._queue, joined, alone, widths)
+        return BatchedForwardRunner(self._name, self._queue, joined, alone, widths)
 
 
 class BatchedForwardRunner:
     """The `ForwardRunner` of a session. Passes as wide as one of `widths` are joined; others run alone."""
 
     def __init__(
-        self, queue: PassQueue, joined: BatchedPassRunner, alone: ForwardRunner, widths: Sequence[int]
+        self, name: str, queue: PassQueue, joined: PassRunner, alone: ForwardRunner, widths: Sequence[int]
     ) -> None:
+        self._name = name
         self._queue = queue
         self._joined = joined
         self._alone = _SinglePassRunner(alone)
@@ -69,6 +68,7 @@ class BatchedForwardRunner:
     def run_forward(
         self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
     ) -> FloatArray:
+        slot.check_room(width, self._name)
         runner = self._joined if width in self._widths else self._alone
         return self._queue.run_pass(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))
 
@@ -79,8 +79,6 @@ class BatchedForwardRunner:
 class BatchedPassRunner:
     """Runs passes of several slots as one; with `fixed_width` every pass has that width and rows of all slots."""
 
-    is_batching = True
-
     def __init__(
         self, network: TransformerNetwork, pool: CachePool, name: str, *, fixed_width: int | None = None
     ) -> None:
@@ -89,6 +87,10 @@ class BatchedPassRunner:
         self._num_slots = pool.num_slots
         self._name = name
         self._fixed_width = fixed_width
+
+    @property
+    def max_tokens(self) -> int:
+        return sys.maxsize  # one pass of each slot fits
 
     def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
         slots = range(self._num_slots)
@@ -147,7 +149,7 @@ class BatchedPassRunner:
 class _SinglePassRunner:
     """Runs prompts: a pass of one slot, as wide as its tokens."""
 
-    is_batching = False
+    max_tokens = None
 
     def __init__(self, forwards: ForwardRunner) -> None:
         self._forwards = forwards

@@ -39,6 +39,12 @@ class CacheSlot:
             self.num_in_chunks += CHUNK_TOKENS
         self.token_ids.extend(token_ids)
 
+    def check_room(self, num_tokens: int, name: str) -> None:
+        """Raise TargetError unless so many tokens more fit; on CUDA nothing else would say so before it is too late."""
+        length = len(self.token_ids) + num_tokens
+        if length > self.cache.capacity:
+            raise TargetError(f"{name}: {length} tokens do not fit into a cache of {self.cache.capacity}")
+
     def truncate(self, length: int) -> None:
         """Forget all but the first tokens."""
         del self.token_ids[length:]

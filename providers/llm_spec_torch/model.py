@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenModel
+from llm_spec import ConfigError, ModelLoadError, Sampling, TokenModel
 from llm_spec.provider_kit import FolderTokenizer, read_json
 from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
@@ -29,9 +29,11 @@ from llm_spec_torch.checkpoint import (
 from llm_spec_torch.checks import check_logits_match, compute_transformers_logits, make_fixed_token_ids
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.fair_semaphore import FairSemaphore
+from llm_spec_torch.joining import JoinedPassRunner, do_joined_sequences_agree
 from llm_spec_torch.kept_findings import AgreeingWidthsCacheFile, describe_cpu_for_kernels, describe_model_for_kernels
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_torch_options
+from llm_spec_torch.pass_queue import PassRunner
 from llm_spec_torch.round_engine import NetworkWithCache, RoundEnginePool
 from llm_spec_torch.rounds import TorchRoundRunner, prefill_and_open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
@@ -162,8 +164,7 @@ class TorchModel:
         self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
     ) -> FloatArray:
         start, count = len(slot.token_ids), len(token_ids)
-        if start + width > slot.cache.capacity:  # on CUDA nothing else would say so before it is too late
-            raise TargetError(f"{self.name}: {start + width} tokens do not fit into a cache of {slot.cache.capacity}")
+        slot.check_room(width, self.name)
         with run_on_device(self.name, self.device):
             pad_width = [*token_ids, *[token_ids[-1]] * (width - count)]
             ids = torch.tensor([pad_width], device=self.device)
@@ -245,15 +246,35 @@ class TorchModel:
         return int(_CPU_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
     def _make_batching(self) -> PassBatching | None:
-        if not self._options.get("batched"):
+        exact: PassRunner
+        loose: PassRunner
+        if self._options.get("batched"):
+            exact = loose = BatchedPassRunner(self._network, self._pool, self.name)
+            if self.same_text:
+                width = self._exact_shape.max_width
+                exact = BatchedPassRunner(self._network, self._pool, self.name, fixed_width=width)
+        elif self._may_join_passes():
+            loose = JoinedPassRunner(self._network, self._pool, self.name, self._loose_shape)
+            exact = JoinedPassRunner(self._network, self._pool, self.name, self._exact_shape)
+        else:
             return None
         return PassBatching(
-            self._network,
-            self._pool,
             self.name,
-            exact_width=self._exact_shape.max_width if self.same_text else None,
+            exact=exact,
+            exact_widths=self._exact_shape.widths,
+            loose=loose,
             loose_widths=self._loose_shape.widths,
         )
+
+    def _may_join_passes(self) -> bool:
+        """Whether answers share passes where several run: on a CPU, where that gives each row the bits it has alone."""
+        if self._options.get("batched") is False or self.device.type != "cpu" or self.max_requests == 1:
+            return False
+        token_ids = make_fixed_token_ids(self._exact_shape.max_width, self.tokenizer.vocab_size)
+        with run_on_device(self.name, self.device):
+            return not self.same_text or do_joined_sequences_agree(
+                self._network, self._exact_shape, context_length=self.context_length, token_ids=token_ids
+            )
 
     def _find_exact_pass_shape(self) -> None:
         shape: PassShape | None = None

@@ -1,9 +1,9 @@
 """The forward pass of a decoder-only transformer over a static key-value cache.
 
-One path for every shape: `batch` sequences of `width` tokens each, every sequence at a position of its own. Keys and
-values are written where the positions say, so that going back is moving a length; attention reads the first
-`num_keys` places, and the mask hides what follows each token. Nothing here asks the device for a value, so a round
-of such passes can be recorded as one CUDA graph.
+One path for every shape: `batch` sequences of `width` tokens each, or sequences of any lengths, every one at a position
+of its own. Keys and values are written where the positions say, so that going back is moving a length; attention reads
+the first `num_keys` places, and the mask hides what follows each token. Nothing here asks the device for a value, so a
+round of such passes can be recorded as one CUDA graph.
 
 Weights come from transformers' modules (`weights.py`). They are run here, not there, because the modules launch more
 operations a layer and rebuild masks and caches in Python for every pass (one thread, 8 layers of 256: 6.1 ms for one
@@ -12,7 +12,7 @@ row and 11.3 ms for 16 there, 4.6 ms for one row here).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ __all__ = [
     "LayerKind",
     "LayerWeights",
     "RmsNorm",
+    "SequenceRows",
     "TransformerNetwork",
 ]
 
@@ -125,6 +126,17 @@ class KeyValueCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRows:
+    """One sequence's part in a pass that several share; it begins at `position` of the cache's sequence `index`."""
+
+    index: int
+    token_ids: Sequence[int]
+    position: int
+    width: int  # rows that its attention has, at least one for each token
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerNetwork:
     """A model's weights; `compute_hidden_states` and `compute_logits` are its forward pass.
 
@@ -165,26 +177,47 @@ class TransformerNetwork:
         `num_keys` must be above every position that counts. Positions may point beyond `num_keys`: such tokens are
         padding, written where nothing reads them.
         """
-        batch, width = token_ids.shape
         num_keys = min(num_keys, cache.capacity)
-        flat = positions.flatten()
+        first_places = torch.arange(len(positions), device=positions.device)[:, None] * cache.capacity
+        group = self._make_attention_group(slice(0, len(positions)), slice(0, positions.numel()), positions, num_keys)
         pass_context = _PassContext(
-            batch,
-            width,
-            num_keys,
-            cache_rows=(positions + torch.arange(batch, device=positions.device)[:, None] * cache.capacity).flatten(),
-            masks=[self._make_attention_mask(positions, num_keys, kind.window) for kind in self.kinds],
-            rotations=[kind.rotation[flat] for kind in self.kinds],
+            [group],
+            cache_rows=(positions + first_places).flatten(),
+            rotations=self._list_rotations(positions.flatten()),
         )
-        states = self.look_up_embeddings(token_ids.flatten())
-        if self.embedding_scale is not None:
-            states = states * self.embedding_scale
-        for layer, stored in zip(self.layers, cache.layers, strict=True):
-            states = self._run_attention(layer, states, stored, pass_context)
-            gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
-            transformed = layer.down(self.activation(gate).mul_(up))
-            states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
-        return states
+        return self._run_layers(token_ids.flatten(), cache, pass_context)
+
+    def compute_joined_hidden_states(
+        self, sequences: Sequence[SequenceRows], cache: KeyValueCache, num_rows: int
+    ) -> Tensor:
+        """Append tokens to several sequences of the cache; their last hidden states, one after the other.
+
+        [num_rows, hidden_size]: `num_rows` is how many rows matrices are multiplied with, at least one for each token;
+        what the states beyond the tokens' are has no meaning. Attention is each sequence's own: its kernels see what
+        they see where the sequence is read alone.
+        """
+        device = self.embedding.device
+        groups: list[_AttentionGroup] = []
+        token_ids: list[int] = []
+        positions: list[int] = []
+        cache_rows: list[int] = []
+        for each in sequences:
+            places = range(each.position, each.position + len(each.token_ids))
+            rows = slice(len(token_ids), len(token_ids) + len(places))
+            attended = torch.arange(each.position, each.position + each.width, device=device)[None]
+            index = slice(each.index, each.index + 1)
+            groups.append(self._make_attention_group(index, rows, attended, min(each.num_keys, cache.capacity)))
+            token_ids += each.token_ids
+            positions += places
+            cache_rows += (each.index * cache.capacity + place for place in places)
+        num_padding = num_rows - len(token_ids)
+        ids = torch.tensor(token_ids + token_ids[-1:] * num_padding, device=device)
+        pass_context = _PassContext(
+            groups,
+            cache_rows=torch.tensor(cache_rows, device=device),
+            rotations=self._list_rotations(torch.tensor(positions + [0] * num_padding, device=device)),
+        )
+        return self._run_layers(ids, cache, pass_context)
 
     def compute_logits(self, states: Tensor) -> Tensor:
         """Logits of hidden states, [num_rows, vocab_size] float32."""
@@ -194,6 +227,25 @@ class TransformerNetwork:
         return logits
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _run_layers(self, token_ids: Tensor, cache: KeyValueCache, pass_context: _PassContext) -> Tensor:
+        states = self.look_up_embeddings(token_ids)
+        if self.embedding_scale is not None:
+            states = states * self.embedding_scale
+        for layer, stored in zip(self.layers, cache.layers, strict=True):
+            states = self._run_attention(layer, states, stored, pass_context)
+            gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
+            transformed = layer.down(self.activation(gate).mul_(up))
+            states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
+        return states
+
+    def _list_rotations(self, positions: Tensor) -> list[Tensor]:
+        return [kind.rotation[positions] for kind in self.kinds]
+
+    def _make_attention_group(self, sequences: slice, rows: slice, positions: Tensor, num_keys: int) -> _AttentionGroup:
+        batch, width = positions.shape
+        masks = [self._make_attention_mask(positions, num_keys, kind.window) for kind in self.kinds]
+        return _AttentionGroup(sequences, rows, batch, width, num_keys, masks)
 
     def _make_attention_mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
         """What is added to the scores: [batch, 1, width * num_heads / num_kv_heads, num_keys]."""
@@ -212,22 +264,30 @@ class TransformerNetwork:
         """The attention part of a layer, its keys and values remembered: [batch * width, hidden_size]."""
         shape = self.attention
         heads = layer.queries_keys_values(layer.attention_norm(states))
-        heads = self._apply_rope(
-            layer,
-            heads.view(pass_context.batch * pass_context.width, -1, shape.head_dim),
-            pass_context.rotations[layer.kind],
-        )
-        stored.flatten(0, 1).index_copy_(0, pass_context.cache_rows, heads[:, shape.num_heads :])
-        keys, values = stored[:, : pass_context.num_keys].transpose(1, 2).chunk(2, 1)
-        # the heads that share keys are rows of one product
-        rows = heads[:, : shape.num_heads].view(
-            pass_context.batch, pass_context.width, shape.num_kv_heads, -1, shape.head_dim
-        )
-        rows = rows.transpose(1, 2).reshape(pass_context.batch, shape.num_kv_heads, -1, shape.head_dim)
-        out = shape(rows, keys, values, pass_context.masks[layer.kind])
-        out = out.view(pass_context.batch, shape.num_kv_heads, pass_context.width, -1, shape.head_dim).transpose(1, 2)
-        attended = layer.output(out.reshape(pass_context.batch * pass_context.width, -1))
+        heads = heads.view(len(states), -1, shape.head_dim)
+        heads = self._apply_rope(layer, heads, pass_context.rotations[layer.kind])
+        num_written = len(pass_context.cache_rows)
+        stored.flatten(0, 1).index_copy_(0, pass_context.cache_rows, heads[:num_written, shape.num_heads :])
+        queries = heads[:, : shape.num_heads]
+        parts = [self._attend(queries[group.rows], stored, group, layer.kind) for group in pass_context.groups]
+        if num_written < len(states):
+            parts.append(parts[-1].new_zeros(len(states) - num_written, parts[-1].shape[1]))
+        attended = layer.output(parts[0] if len(parts) == 1 else torch.cat(parts))
         return states + (attended if layer.after_attention_norm is None else layer.after_attention_norm(attended))
+
+    def _attend(self, queries: Tensor, stored: Tensor, group: _AttentionGroup, kind: int) -> Tensor:
+        """Attention of the group's queries [num_rows, num_heads, head_dim]: [num_rows, num_heads * head_dim]."""
+        shape, batch, width = self.attention, group.batch, group.width
+        num_rows = len(queries)
+        keys, values = stored[group.sequences, : group.num_keys].transpose(1, 2).chunk(2, 1)
+        if num_rows < batch * width:
+            queries = torch.cat([queries, queries[-1:].expand(batch * width - num_rows, -1, -1)])
+        # the heads that share keys are rows of one product
+        rows = queries.view(batch, width, shape.num_kv_heads, -1, shape.head_dim)
+        rows = rows.transpose(1, 2).reshape(batch, shape.num_kv_heads, -1, shape.head_dim)
+        out = shape(rows, keys, values, group.masks[kind])
+        out = out.view(batch, shape.num_kv_heads, width, -1, shape.head_dim).transpose(1, 2)
+        return out.reshape(batch * width, -1)[:num_rows]
 
     def _apply_rope(self, layer: LayerWeights, heads: Tensor, rotation: Tensor) -> Tensor:
         """Queries and keys normed and turned by their positions, values as they are; shaped as `heads`."""
@@ -245,12 +305,21 @@ class TransformerNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class _PassContext:
-    """What all layers of one pass share; masks and turns by kind of layer."""
+class _AttentionGroup:
+    """Sequences of one length in a pass; masks by kind of layer."""
 
+    sequences: slice  # of the cache
+    rows: slice  # of the pass; fewer than `batch * width` are padded
     batch: int
     width: int
     num_keys: int
-    cache_rows: Tensor  # [batch * width], rows of the cache with its first two dimensions flattened
     masks: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _PassContext:
+    """What all layers of one pass share; turns by kind of layer."""
+
+    groups: list[_AttentionGroup]
+    cache_rows: Tensor  # rows of the cache with its first two dimensions flattened, for the pass's first rows
     rotations: list[Tensor]

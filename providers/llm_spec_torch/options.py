@@ -26,8 +26,10 @@ class TorchOptions(TypedDict, total=False):
     every pass has `max_width` rows, which costs little as long as reading the weights takes longer than multiplying.
     `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
     `max_requests`: answers that may run at once, 8 by default; others wait their turn.
-    `batched`: answers that run at once share forward passes. Exact ones share passes of one shape, `max_requests` times
-    `max_width` tokens, whether one runs or all: more for many at once, less for one; give both no more than is needed.
+    `batched`: whether answers that run at once share forward passes. By default those on a CPU do, whenever several
+    wait, if rows had the same bits so when the model was loaded; one that runs alone is not slower. True: exact ones
+    share passes of one shape, `max_requests` times `max_width` tokens, whether one runs or all: on CUDA more for many
+    at once, less for one; give both no more than is needed. False: each has its own.
     `max_context`: tokens of prompt and answer, by default the model's own.
     `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
     free on the device. Where the context does not fit, it is cut.

@@ -11,6 +11,7 @@ again until it is back, so a slow draft costs the others that time once a round 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -43,9 +44,10 @@ class ForwardPass:
 
 
 class PassRunner(Protocol):
-    """Runs passes that are of one kind, all at once where `is_batching`; else it is given one at a time."""
+    """Runs passes that are of one kind, at once as long as they have no more than `max_tokens`; None: one at a time."""
 
-    is_batching: bool
+    @property
+    def max_tokens(self) -> int | None: ...
 
     def run_all(self, passes: Sequence[ForwardPass]) -> Sequence[PassResult]:
         """What each of them gave: logits, or the error that its session shall have. An error raised is for all."""
@@ -109,7 +111,7 @@ class PassQueue:
     def _update_expected_slots(self, slot: CacheSlot, runner: PassRunner | None) -> None:
         for history in self._histories.values():
             history.slots.discard(slot.index)
-        if runner is not None and runner.is_batching:
+        if runner is not None and runner.max_tokens is not None:
             self._histories.setdefault(runner, _RunnerHistory()).slots.add(slot.index)
 
     def _wait_for_next_group(self, pending_pass: _PendingPass) -> list[_PendingPass]:
@@ -131,16 +133,22 @@ class PassQueue:
     def _gather_next_group(self, first: _PendingPass) -> list[_PendingPass]:
         """Take the next group out of those that wait; [] where all of it has been withdrawn meanwhile."""
         group = [first]
-        if first.runner.is_batching:
-            self._wait_for_expected_slots(first.runner)
-            group = [pending_pass for pending_pass in self._waiting if pending_pass.runner is first.runner]
+        if first.runner.max_tokens is not None:
+            self._wait_for_expected_slots(first.runner, first.runner.max_tokens)
+            group = self._choose_passes_that_fit(first.runner, first.runner.max_tokens)
         self._waiting = [pending_pass for pending_pass in self._waiting if pending_pass not in group]
         return group
 
-    def _wait_for_expected_slots(self, runner: PassRunner) -> None:
+    def _choose_passes_that_fit(self, runner: PassRunner, max_tokens: int) -> list[_PendingPass]:
+        """The oldest ones of a runner, one at least."""
+        group = [pending_pass for pending_pass in self._waiting if pending_pass.runner is runner]
+        totals = itertools.accumulate(len(pending_pass.forward_pass.token_ids) for pending_pass in group)
+        return group[: max(1, sum(total <= max_tokens for total in totals))]
+
+    def _wait_for_expected_slots(self, runner: PassRunner, max_tokens: int) -> None:
         history = self._histories[runner]
         give_up_at = time.perf_counter() + _MAX_WAIT_RATIO * history.last_s
-        while history.slots - self._find_waiting_slots(runner):
+        while history.slots - self._find_waiting_slots(runner) and self._count_waiting_tokens(runner) < max_tokens:
             left_s = give_up_at - time.perf_counter()
             if left_s <= 0:
                 break
@@ -149,6 +157,9 @@ class PassQueue:
 
     def _find_waiting_slots(self, runner: PassRunner) -> set[int]:
         return {pending_pass.forward_pass.slot.index for pending_pass in self._waiting if pending_pass.runner is runner}
+
+    def _count_waiting_tokens(self, runner: PassRunner) -> int:
+        return sum(len(each.forward_pass.token_ids) for each in self._waiting if each.runner is runner)
 
     def _run_group(self, group: list[_PendingPass]) -> None:
         if not group:
@@ -159,7 +170,7 @@ class PassQueue:
             outcomes = _run_passes(group)
         finally:
             with self._lock:
-                if group[0].runner.is_batching:
+                if group[0].runner.max_tokens is not None:
                     self._histories[group[0].runner].last_s = time.perf_counter() - started
                 for index, pending_pass in enumerate(group):
                     pending_pass.outcome = (

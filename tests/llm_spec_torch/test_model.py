@@ -66,7 +66,7 @@ def test_without_exact_no_row_is_added(tiny_folder: Path, monkeypatch: pytest.Mo
         widths.append(ids.shape[1])
         return compute(self, ids, *others)
 
-    models = TorchModel(tiny_folder, exact=False), TorchModel(tiny_folder)
+    models = TorchModel(tiny_folder, exact=False, batched=False), TorchModel(tiny_folder, batched=False)
     monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", record)
     for session in (models[0].open(), models[1].open(exact=False)):
         with closing(session):

@@ -23,8 +23,8 @@ SLOTS = [CacheSlot(index, KeyValueCache(())) for index in range(8)]
 class Recorder:
     """A runner that notes which slots go together; its passes wait for `gate`."""
 
-    def __init__(self, log: list[list[int]], *, is_batching: bool = True) -> None:
-        self.is_batching = is_batching
+    def __init__(self, log: list[list[int]], *, max_tokens: int | None = 100) -> None:
+        self.max_tokens = max_tokens
         self.log = log
         self.gate = threading.Event()
         self.gate.set()
@@ -102,7 +102,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_handed_in_meanwhile_goes_together(desk: Desk) -> None:
     """And each thread has its own result."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, range(5))
     alone.gate.set()
@@ -113,7 +113,7 @@ def test_what_is_handed_in_meanwhile_goes_together(desk: Desk) -> None:
 def test_prompts_and_rounds_take_turns_as_they_came(desk: Desk) -> None:
     """A prompt goes alone; a round that came behind it joins one that came before it."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     first = desk.take_up(alone, 7)
     given = [
         *desk.hand_in_all(alone, [6]),
@@ -130,7 +130,7 @@ def test_prompts_and_rounds_take_turns_as_they_came(desk: Desk) -> None:
 def test_a_long_prompt_and_rounds_do_not_starve_each_other(desk: Desk) -> None:
     """A prompt in ten chunks beside a session that takes ten rounds: neither gets two turns while the other waits."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     num_left = {0: 10, 1: 10}
 
     def repeat(runner: Recorder, index: int) -> None:
@@ -158,7 +158,7 @@ def test_a_long_prompt_and_rounds_do_not_starve_each_other(desk: Desk) -> None:
 def test_those_who_took_part_are_waited_for(desk: Desk) -> None:
     """The first to come back does not go without the others."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1, 2])
     alone.gate.set()
@@ -176,7 +176,7 @@ def test_those_who_took_part_are_waited_for(desk: Desk) -> None:
 def test_who_leaves_is_not_waited_for(desk: Desk) -> None:
     """A session that closes while another waits for it wakes that one."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
     alone.gate.set()
@@ -193,7 +193,7 @@ def test_who_leaves_is_not_waited_for(desk: Desk) -> None:
 def test_who_reads_a_prompt_is_not_waited_for(desk: Desk) -> None:
     """It will take a while until its next round."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     for runner, index in ((joined, 0), (alone, 0), (joined, 1)):
         desk.hand_in(runner, index).result(LONG_S)
     assert log == [[0], [0], [1]]
@@ -202,7 +202,7 @@ def test_who_reads_a_prompt_is_not_waited_for(desk: Desk) -> None:
 def test_patience_ends(desk: Desk) -> None:
     """Who does not come back in time is left behind, and not waited for again before it is back."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
     alone.gate.set()
@@ -216,7 +216,7 @@ def test_patience_ends(desk: Desk) -> None:
 def test_an_error_is_for_those_whose_pass_it_was(desk: Desk) -> None:
     """Each gets one of its own; those who wait for another pass are answered."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     joined.error = ValueError("no such thing")
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
@@ -236,7 +236,7 @@ def test_an_error_is_for_those_whose_pass_it_was(desk: Desk) -> None:
 def test_an_interrupt_lets_the_others_go_on(desk: Desk) -> None:
     """Of the thread that leads: those whose pass it was running learn of it, and the next one leads."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
 
     def interrupted(_: Sequence[ForwardPass]) -> list[PassResult]:
         raise KeyboardInterrupt
@@ -256,7 +256,7 @@ def test_an_interrupt_lets_the_others_go_on(desk: Desk) -> None:
 def test_an_interrupt_while_waiting_withdraws_the_pass(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gathers and is interrupted takes its pass away; the next one that comes leads."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, is_batching=False)
+    joined, alone = Recorder(log), Recorder(log, max_tokens=None)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
     alone.gate.set()
@@ -277,7 +277,7 @@ def test_an_interrupt_while_waiting_withdraws_the_pass(desk: Desk, monkeypatch: 
 def test_many_threads_come_and_go(desk: Desk) -> None:
     """Thousands of passes by eight threads of two kinds: all are run, once each, and nobody is forgotten."""
     log: list[list[int]] = []
-    exact, loose, alone = Recorder(log), Recorder(log), Recorder(log, is_batching=False)
+    exact, loose, alone = Recorder(log), Recorder(log), Recorder(log, max_tokens=None)
 
     def work(index: int) -> int:
         draws = np.random.default_rng(index)

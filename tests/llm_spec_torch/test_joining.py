@@ -1,0 +1,172 @@
+"""Passes that are joined whenever several wait: when they are, how many, and which faults are found at load."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llm_spec_torch import TorchModel, pass_queue
+from llm_spec_torch.network import SequenceRows, TransformerNetwork
+from llm_spec_torch.session import TorchSession
+
+from llm_spec.prefill import prefill_prompt
+
+IDS = [int(t) for t in np.random.default_rng(6).integers(8, 4096, 900)]
+LONG_S = 120.0
+LENGTHS = (3, 250, 300, 505)  # of the prompts: attention reads other numbers of keys after each
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder: Path) -> TorchModel:
+    model = TorchModel(tiny_folder)
+    if model._batching is None:
+        pytest.skip("rows of joined passes have other bits on this machine")
+    return model
+
+
+@pytest.fixture
+def sequences(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many tokens each sequence of a joined pass has, pass by pass, and then how many rows they are."""
+    lengths: list[list[int]] = []
+    right = TransformerNetwork.compute_joined_hidden_states
+
+    def record(self: TransformerNetwork, joined: Sequence[SequenceRows], cache: Any, num_rows: int) -> torch.Tensor:
+        lengths.append([*(len(each.token_ids) for each in joined), num_rows])
+        return right(self, joined, cache, num_rows)
+
+    monkeypatch.setattr(TransformerNetwork, "compute_joined_hidden_states", record)
+    return lengths
+
+
+def read_at_once(model: TorchModel, sessions: Sequence[TorchSession], parts: Sequence[Sequence[int]]) -> list[Any]:
+    """Each session's rows; all have handed in their passes before the first is run."""
+    queue = model._batching._queue  # type: ignore[union-attr]
+    queue._has_leader = True
+    rows: list[Any] = [None] * len(parts)
+
+    def read(index: int) -> None:
+        rows[index] = sessions[index].forward(parts[index], num_rows=len(parts[index])).copy()
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(len(parts))]
+    for count, thread in enumerate(threads, 1):
+        thread.start()
+        limit = threading.Event()
+        while len(queue._waiting) < count:
+            limit.wait(0.001)
+    with queue._lock:
+        queue._stop_leading()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    return rows
+
+
+def read_after_prompts(model: TorchModel, parts: Sequence[Sequence[int]], *, at_once: bool) -> list[Any]:
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(closing(model.open())) for _ in parts]
+        for session, length in zip(sessions, LENGTHS, strict=False):
+            prefill_prompt(session, IDS[:length])
+        if at_once:
+            return read_at_once(model, sessions, parts)
+        return [session.forward(part, num_rows=len(part)).copy() for session, part in zip(sessions, parts, strict=True)]
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1, 1), (1, 4, 2, 3), (5, 1, 6, 4), (8, 6)])
+def test_joined_rows_are_those_of_each_alone(
+    model: TorchModel, sequences: list[list[int]], lengths: Sequence[int]
+) -> None:
+    """Bit for bit, in one pass that is as wide as the next width that agrees."""
+    parts = [IDS[700 + 20 * index : 700 + 20 * index + length] for index, length in enumerate(lengths)]
+    alone = read_after_prompts(model, parts, at_once=False)
+    sequences.clear()
+    together = read_after_prompts(model, parts, at_once=True)
+    assert sequences[-1] == [*lengths, model._exact_shape.pad_width(sum(lengths))]
+    assert all(np.array_equal(found, right) for found, right in zip(together, alone, strict=True))
+
+
+def test_what_is_too_much_for_one_pass_waits_for_the_next(model: TorchModel, sequences: list[list[int]]) -> None:
+    """The oldest go first, and their rows are the same."""
+    lengths = (7, 6, 6, 3)
+    parts = [IDS[700 + 20 * index : 700 + 20 * index + length] for index, length in enumerate(lengths)]
+    alone = read_after_prompts(model, parts, at_once=False)
+    together = read_after_prompts(model, parts, at_once=True)
+    assert [joined[:-1] for joined in sequences[-2:]] == [[7, 6], [6, 3]]
+    assert all(np.array_equal(found, right) for found, right in zip(together, alone, strict=True))
+
+
+def test_who_runs_alone_waits_for_nobody(
+    model: TorchModel, sequences: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its passes are as wide as without the others, which only read their prompts."""
+    monkeypatch.setattr(pass_queue, "_MAX_WAIT_RATIO", 1e8)
+    with closing(model.open()) as session, closing(model.open()) as other:
+        prefill_prompt(other, IDS[:300])
+        sequences.clear()
+        for count in (1, 5, 1):
+            session.forward(IDS[:count], num_rows=1)
+    assert sequences == [[count, model._exact_shape.pad_width(count)] for count in (1, 5, 1)]
+
+
+@pytest.mark.parametrize("options", [{"batched": False}, {"max_requests": 1}])
+def test_passes_are_not_joined_where_that_is_not_wanted(tiny_folder: Path, options: Any) -> None:
+    assert TorchModel(tiny_folder, **options)._batching is None
+
+
+# ------------------------------------------------------------------------------------- planted faults
+
+
+def scale_states(monkeypatch: pytest.MonkeyPatch, choose: Callable[[torch.Tensor], torch.Tensor | float]) -> None:
+    right = TransformerNetwork._run_layers
+
+    def run(self: TransformerNetwork, *rest: Any) -> torch.Tensor:
+        states = right(self, *rest)
+        return states * choose(states)
+
+    monkeypatch.setattr(TransformerNetwork, "_run_layers", run)
+
+
+def bits_by_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale that is taken over all rows of a pass, as some quantized kernels do."""
+    scale_states(monkeypatch, lambda states: 1 + 1e-6 * states.abs().max())
+
+
+def bits_by_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that sums in another order where there are more rows than one sequence has in the widest pass."""
+    scale_states(monkeypatch, lambda states: 1 + 1e-6 * (len(states) in {3, 4, 6}))
+
+
+def last_rows_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that treats what is left over of a block in another way."""
+
+    def choose(states: torch.Tensor) -> torch.Tensor:
+        factors = torch.ones(len(states), 1)
+        factors[4:] = 1 + 1e-6
+        return factors
+
+    scale_states(monkeypatch, choose)
+
+
+def neighbours_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention reads what the first sequence has cached."""
+    right = TransformerNetwork._attend
+
+    def attend(self: TransformerNetwork, queries: torch.Tensor, stored: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return right(self, queries, stored[:1].expand_as(stored), *rest)
+
+    monkeypatch.setattr(TransformerNetwork, "_attend", attend)
+
+
+@pytest.mark.parametrize("fault", [bits_by_company, bits_by_number_of_rows, last_rows_in_another_way, neighbours_keys])
+def test_a_planted_fault_is_found_when_the_model_is_loaded(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """Each answer has its own passes then."""
+    assert model._may_join_passes()
+    fault(monkeypatch)
+    assert not model._may_join_passes()
