@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         DraftToken,
         GrammarTokenizer,
         PassCosts,
+        PassSharingSession,
         PassTimingModel,
         PrefixReusingSession,
         RequestAdmittingModel,
@@ -158,6 +159,7 @@ __all__ = [
     "ModelOutputError",
     "NativeMessage",
     "PassCosts",
+    "PassSharingSession",
     "PassTimingModel",
     "PerRequestDraft",
     "PlainReason",
@@ -242,8 +244,8 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.contract.entry": "ProviderEntry",
     "llm_spec.contract.local": (
         "BoundedTokenizer DeviceRoundModel DeviceRoundResult DeviceRoundRunner DraftToken GrammarTokenizer "
-        "PassCosts PassTimingModel PrefixReusingSession RequestAdmittingModel TokenDraft TokenDrafter TokenModel "
-        "TokenSampler TokenSession Tokenizer VocabularyTokenizer"
+        "PassCosts PassSharingSession PassTimingModel PrefixReusingSession RequestAdmittingModel TokenDraft "
+        "TokenDrafter TokenModel TokenSampler TokenSession Tokenizer VocabularyTokenizer"
     ),
     "llm_spec.decoder": "SpeculativeDecoder",
     "llm_spec.decoder_stats": "DecoderStats",

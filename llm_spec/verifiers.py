@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from llm_spec.contract.local import DeviceRoundRunner, DraftToken, TokenModel, TokenSession
+from llm_spec.contract.local import DeviceRoundRunner, DraftToken, PassSharingSession, TokenModel, TokenSession
 from llm_spec.errors import ModelOutputError
 from llm_spec.prefill import prefill_prompt
 from llm_spec.tokens.acceptance import AcceptanceRule
@@ -23,7 +23,8 @@ __all__ = ["DeviceVerifier", "HostVerifier", "VerifiedProposal", "Verifier"]
 class VerifiedProposal(NamedTuple):
     """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them: the correction, or the bonus.
 
-    `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it.
+    `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it; of
+    passes that are shared with other requests, this one's part.
     `logprobs` are those of the accepted tokens and the next, if they were requested.
     """
 
@@ -91,6 +92,7 @@ class HostVerifier:
         self._session = session
         self._rule = rule
         self._top_logprobs = top_logprobs
+        self._sharing_session = session if isinstance(session, PassSharingSession) else None
 
     @classmethod
     def open(
@@ -124,6 +126,7 @@ class HostVerifier:
         started = time.perf_counter()
         token_ids = [context_ids[-1], *(token.token_id for token in proposal)]
         logits = self._session.forward(token_ids, num_rows=len(token_ids))  # [len(proposal) + 1, vocab_size]
+        shared_s = self._measure_shared_s(time.perf_counter() - started)
         try:
             num_accepted, next_token_id = self._rule.verify_proposal(logits, context_ids, proposal)
         except ModelOutputError as error:
@@ -133,10 +136,16 @@ class HostVerifier:
             chosen_ids = (*token_ids[1 : num_accepted + 1], next_token_id)
             logprobs = compute_chosen_logprobs(logits, chosen_ids, self._top_logprobs)
         self._session.truncate(len(context_ids) + num_accepted)
-        return VerifiedProposal(proposal, num_accepted, next_token_id, 0.0, time.perf_counter() - started, logprobs)
+        verify_s = time.perf_counter() - started - shared_s
+        return VerifiedProposal(proposal, num_accepted, next_token_id, 0.0, verify_s, logprobs)
 
     def close(self) -> None:
         self._session.close()
+
+    def _measure_shared_s(self, forward_s: float) -> float:
+        """How much of the seconds of a forward pass were spent on other requests."""
+        cost_s = None if self._sharing_session is None else self._sharing_session.forward_cost_s
+        return 0.0 if cost_s is None else forward_s - cost_s
 
 
 class DeviceVerifier:

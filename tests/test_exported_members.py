@@ -61,7 +61,8 @@ def test_the_public_names_are_these() -> None:
         DraftPiece DraftProvider DraftToken Ewma Fallback FeatureLossAware Finish Fixed Generation GenerationLimits
         GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings
         LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PassCosts
-        PassTimingModel PerRequestDraft PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry
+        PassSharingSession PassTimingModel PerRequestDraft PlainReason PrefixReusingSession Price PromptLookup
+        ProviderDraft ProviderEntry
         ReadyStrategy ReasoningDelta ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy
         Round SampledToken Sampling SecondChoice
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher

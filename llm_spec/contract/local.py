@@ -27,6 +27,7 @@ __all__ = [
     "GrammarTokenizer",
     "MessageFormatTokenizer",
     "PassCosts",
+    "PassSharingSession",
     "PassTimingModel",
     "PrefixReusingSession",
     "RequestAdmittingModel",
@@ -202,6 +203,19 @@ class PrefixReusingSession(Protocol):
         """Take over a cache of the first tokens of a prompt, if there is one; how many need not be read any more.
 
         Called once, while the session is empty.
+        """
+        ...
+
+
+@runtime_checkable
+class PassSharingSession(Protocol):
+    """A session whose passes may be joined with those of others; optional beside `TokenSession`."""
+
+    @property
+    def forward_cost_s(self) -> float | None:
+        """What the last `forward` cost in seconds: its part of joined passes, without waiting. None: what it took.
+
+        The lookahead weighs drafts by it. By the clock, a longer proposal costs nothing where others' are as long.
         """
         ...
 

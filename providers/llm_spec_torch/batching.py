@@ -63,6 +63,7 @@ class BatchedForwardRunner:
         self._queue = queue
         self._joined = joined
         self._alone = _SinglePassRunner(alone)
+        self._cost_s = 0.0
         self._widths = widths
 
     def run_forward(
@@ -70,7 +71,13 @@ class BatchedForwardRunner:
     ) -> FloatArray:
         slot.check_room(width, self._name)
         runner = self._joined if width in self._widths else self._alone
-        return self._queue.run_pass(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))
+        logits, cost_s = self._queue.run_pass(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))
+        self._cost_s += cost_s
+        return logits
+
+    def take_cost_s(self) -> float:
+        cost_s, self._cost_s = self._cost_s, 0.0
+        return cost_s
 
     def forget_slot(self, slot: CacheSlot) -> None:
         self._queue.forget_slot(slot)

@@ -9,6 +9,7 @@ when the model was loaded. Whether that is all is looked at then as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import torch
@@ -18,26 +19,28 @@ from llm_spec_torch.caches import CachePool
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.network import SequenceRows, TransformerNetwork
 from llm_spec_torch.pass_queue import ForwardPass, PassResult
-from llm_spec_torch.shape import PassShape
+from llm_spec_torch.shape import PassShape, pad_to_next
 
-__all__ = ["JoinedPassRunner", "do_joined_sequences_agree"]
+__all__ = ["MAX_JOINED_ROWS", "JoinedPassRunner", "find_joined_row_counts"]
 
+MAX_JOINED_ROWS: Final = 64
+_WIDER_ROW_COUNTS: Final = (24, 32, 48, MAX_JOINED_ROWS)  # than one session's passes, as far as they agree
 _CHECKED_LENGTHS: Final = ((1, 1), (2, 1, 1), (1, 3, 2), (1,) * 7, (3, 1, 4))  # of the sequences of a pass
-_CHECKED_POSITIONS: Final = (21, 303, 6, 250, 40, 511, 130)  # where they begin: with several numbers of keys
+_CHECKED_POSITIONS: Final = (21, 303, 6, 250, 40, 511, 130, 77)  # where they begin: with several numbers of keys
 
 
 class JoinedPassRunner:
-    """Runs passes of several slots as one; each session's passes have the widths of `shape`."""
+    """Runs passes of several slots as one, with as many rows as the next of `row_counts`, ascending."""
 
-    def __init__(self, network: TransformerNetwork, pool: CachePool, name: str, shape: PassShape) -> None:
+    def __init__(self, network: TransformerNetwork, pool: CachePool, name: str, row_counts: Sequence[int]) -> None:
         self._network = network
         self._cache = pool.cache
         self._name = name
-        self._shape = shape
+        self._row_counts = row_counts
 
     @property
     def max_tokens(self) -> int:
-        return self._shape.max_width
+        return self._row_counts[-1]
 
     def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
         with run_on_device(self._name, self._network.embedding.device):
@@ -51,7 +54,8 @@ class JoinedPassRunner:
                 )
                 for one in passes
             ]
-            num_rows = self._shape.pad_width(sum(len(one.token_ids) for one in passes))
+            num_tokens = sum(len(one.token_ids) for one in passes)
+            num_rows = pad_to_next(self._row_counts, num_tokens)
             states = self._network.compute_joined_hidden_states(sequences, self._cache, num_rows)
             return self._split_logits(passes, states)
 
@@ -69,43 +73,80 @@ class JoinedPassRunner:
         return results
 
 
-def do_joined_sequences_agree(
+def find_joined_row_counts(
     network: TransformerNetwork, shape: PassShape, *, context_length: int, token_ids: Sequence[int]
-) -> bool:
-    """Whether rows of joined passes have the bits that they have alone; to be run in inference mode.
+) -> list[int]:
+    """How many rows joined passes may have, ascending, so that each row has the bits that it has alone; [] if none.
 
-    Looked at in one layer of each kind, after random numbers. `token_ids`: `shape.max_width` of them.
+    First of all the widths of `shape`, which one session's passes have. To be run in inference mode, with at least
+    MAX_JOINED_ROWS `token_ids`. Looked at in one layer of each kind, after random numbers, and in the head.
     """
-    places = [position % (context_length - shape.max_width) for position in _CHECKED_POSITIONS]
-    sample = network.copy_with_one_layer_of_each_kind()
-    num_slots = max(map(len, _CHECKED_LENGTHS))
-    num_places = max(map(shape.pad_num_keys, places)) + shape.max_width
-    cache = CachePool(sample, num_slots=num_slots, capacity=num_places).cache
-    noise = [
-        torch.randn(stored.shape, generator=torch.Generator().manual_seed(layer)).to(stored)
-        for layer, stored in enumerate(cache.layers)
-    ]
+    check = _JoinedRowsCheck(network, shape, context_length, token_ids)
+    if not all(check.do_sequences_agree(lengths) for lengths in _CHECKED_LENGTHS if sum(lengths) <= shape.max_width):
+        return []
+    row_counts = list(shape.widths)
+    num_sequences = len(_CHECKED_POSITIONS)
+    for count in _WIDER_ROW_COUNTS:
+        if shape.max_width < count <= num_sequences * shape.max_width:
+            whole, rest = divmod(count, shape.max_width)
+            longest, shortest = (
+                [shape.max_width] * whole + [rest] * bool(rest),
+                [count // num_sequences] * num_sequences,
+            )
+            check.row_counts = [*row_counts, count]
+            if not (check.do_head_rows_agree(count) and all(map(check.do_sequences_agree, (longest, shortest)))):
+                break
+            row_counts.append(count)
+    return row_counts
 
-    def compute_states(sequences: Sequence[SequenceRows]) -> Tensor:
-        for stored, numbers in zip(cache.layers, noise, strict=True):
+
+class _JoinedRowsCheck:
+    """Compares rows of joined passes, padded to one of `row_counts`, with those of each sequence alone."""
+
+    def __init__(
+        self, network: TransformerNetwork, shape: PassShape, context_length: int, token_ids: Sequence[int]
+    ) -> None:
+        self.row_counts: Sequence[int] = shape.widths
+        self._shape = shape
+        self._network = network
+        self._sample = network.copy_with_one_layer_of_each_kind()
+        self._token_ids = token_ids
+        self._positions = [position % (context_length - shape.max_width) for position in _CHECKED_POSITIONS]
+        num_places = max(shape.pad_num_keys(position + shape.max_width) for position in self._positions)
+        self._cache = CachePool(self._sample, num_slots=len(self._positions), capacity=num_places).cache
+        generator = torch.Generator().manual_seed(0)
+        self._noise = [torch.randn(stored.shape, generator=generator).to(stored) for stored in self._cache.layers]
+
+    def do_sequences_agree(self, lengths: Sequence[int]) -> bool:
+        """Sequences of so many tokens, joined in one pass."""
+        sequences: list[SequenceRows] = []
+        ids = iter(self._token_ids)
+        for index, (length, position) in enumerate(zip(lengths, self._positions, strict=False)):
+            sequences.append(
+                SequenceRows(
+                    index=index,
+                    token_ids=list(islice(ids, length)),
+                    position=position,
+                    width=self._shape.pad_width(length),
+                    num_keys=self._shape.pad_num_keys(position + length - 1),
+                )
+            )
+        alone = torch.cat([self._compute_states([each]) for each in sequences])
+        return torch.equal(self._compute_states(sequences), alone)
+
+    def do_head_rows_agree(self, count: int) -> bool:
+        """Rows of the head among so many, and among as many as one session's pass has at most."""
+        rows = self._network.look_up_embeddings(torch.tensor(self._token_ids[:count]))
+        joined, width = self._network.compute_logits(rows), self._shape.max_width
+        starts = {*range(0, count - width, width), count - width}
+        return all(
+            torch.equal(joined[start : start + width], self._network.compute_logits(rows[start : start + width]))
+            for start in starts
+        )
+
+    def _compute_states(self, sequences: Sequence[SequenceRows]) -> Tensor:
+        for stored, numbers in zip(self._cache.layers, self._noise, strict=True):
             stored.copy_(numbers)
         num_tokens = sum(len(each.token_ids) for each in sequences)
-        return sample.compute_joined_hidden_states(sequences, cache, shape.pad_width(num_tokens))[:num_tokens]
-
-    for lengths in _CHECKED_LENGTHS:
-        if sum(lengths) > shape.max_width:
-            continue
-        ends = [sum(lengths[:count]) for count in range(1, len(lengths) + 1)]
-        sequences = [
-            SequenceRows(
-                index=index,
-                token_ids=token_ids[end - length : end],
-                position=position,
-                width=shape.pad_width(length),
-                num_keys=shape.pad_num_keys(position + length - 1),
-            )
-            for index, (length, end, position) in enumerate(zip(lengths, ends, places, strict=False))
-        ]
-        if not torch.equal(compute_states(sequences), torch.cat([compute_states([each]) for each in sequences])):
-            return False
-    return True
+        num_rows = pad_to_next(self.row_counts, num_tokens)
+        return self._sample.compute_joined_hidden_states(sequences, self._cache, num_rows)[:num_tokens]

@@ -29,7 +29,7 @@ from llm_spec_torch.checkpoint import (
 from llm_spec_torch.checks import check_logits_match, compute_transformers_logits, make_fixed_token_ids
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.fair_semaphore import FairSemaphore
-from llm_spec_torch.joining import JoinedPassRunner, do_joined_sequences_agree
+from llm_spec_torch.joining import MAX_JOINED_ROWS, JoinedPassRunner, find_joined_row_counts
 from llm_spec_torch.kept_findings import AgreeingWidthsCacheFile, describe_cpu_for_kernels, describe_model_for_kernels
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_torch_options
@@ -172,6 +172,9 @@ class TorchModel:
             states = self._network.compute_hidden_states(ids, positions, slot.cache, num_keys)
             return self._compute_logits(states, slot, count, num_rows)
 
+    def take_cost_s(self) -> None:
+        """Passes are nobody else's: they cost what they take."""
+
     def forget_slot(self, slot: CacheSlot) -> None:
         """Nothing waits for a slot."""
 
@@ -253,9 +256,9 @@ class TorchModel:
             if self.same_text:
                 width = self._exact_shape.max_width
                 exact = BatchedPassRunner(self._network, self._pool, self.name, fixed_width=width)
-        elif self._may_join_passes():
-            loose = JoinedPassRunner(self._network, self._pool, self.name, self._loose_shape)
-            exact = JoinedPassRunner(self._network, self._pool, self.name, self._exact_shape)
+        elif row_counts := self._find_joined_row_counts():
+            exact = JoinedPassRunner(self._network, self._pool, self.name, row_counts)
+            loose = JoinedPassRunner(self._network, self._pool, self.name, range(1, MAX_JOINED_ROWS + 1))
         else:
             return None
         return PassBatching(
@@ -266,13 +269,15 @@ class TorchModel:
             loose_widths=self._loose_shape.widths,
         )
 
-    def _may_join_passes(self) -> bool:
-        """Whether answers share passes where several run: on a CPU, where that gives each row the bits it has alone."""
+    def _find_joined_row_counts(self) -> Sequence[int]:
+        """How many rows passes have that answers share where several run, on a CPU; none where they have their own."""
         if self._options.get("batched") is False or self.device.type != "cpu" or self.max_requests == 1:
-            return False
-        token_ids = make_fixed_token_ids(self._exact_shape.max_width, self.tokenizer.vocab_size)
+            return ()
+        if not self.same_text:
+            return range(1, MAX_JOINED_ROWS + 1)
+        token_ids = make_fixed_token_ids(MAX_JOINED_ROWS, self.tokenizer.vocab_size)
         with run_on_device(self.name, self.device):
-            return not self.same_text or do_joined_sequences_agree(
+            return find_joined_row_counts(
                 self._network, self._exact_shape, context_length=self.context_length, token_ids=token_ids
             )
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from llm_spec import TargetError
 from llm_spec_torch.caches import CacheSlot
+from llm_spec_torch.pass_times import PassTimes
 
 __all__ = ["ForwardPass", "PassQueue", "PassResult", "PassRunner"]
 
@@ -60,6 +61,11 @@ class _PendingPass:
     forward_pass: ForwardPass
     done: threading.Condition
     outcome: PassResult | None = None
+    cost_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.forward_pass.token_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +74,8 @@ class _RunnerHistory:
 
     slots: set[int] = field(default_factory=set[int])  # those that will hand in another pass soon
     last_s: float = 0.0  # what the last pass took
+    is_full: bool = False  # whether some waited that found no room in it
+    times: PassTimes = field(default_factory=PassTimes)
 
 
 class PassQueue:
@@ -80,8 +88,11 @@ class PassQueue:
         self._has_leader = False
         self._histories: dict[PassRunner, _RunnerHistory] = {}
 
-    def run_pass(self, runner: PassRunner, forward_pass: ForwardPass) -> FloatArray:
-        """Wait until a pass has been run, by this thread or another; its logits. Raises its error."""
+    def run_pass(self, runner: PassRunner, forward_pass: ForwardPass) -> tuple[FloatArray, float]:
+        """Wait until a pass has been run, by this thread or another: its logits, and seconds. Raises its error.
+
+        The seconds are its part of what was run, without the time that it waited; see `PassTimes`.
+        """
         pending_pass = _PendingPass(runner, forward_pass, threading.Condition(self._lock))
         self._enqueue(pending_pass)
         try:
@@ -92,7 +103,7 @@ class PassQueue:
             raise
         if isinstance(pending_pass.outcome, Exception):
             raise pending_pass.outcome
-        return pending_pass.outcome
+        return pending_pass.outcome, pending_pass.cost_s
 
     def forget_slot(self, slot: CacheSlot) -> None:
         """Wait for a slot no longer: its session has closed."""
@@ -142,8 +153,10 @@ class PassQueue:
     def _choose_passes_that_fit(self, runner: PassRunner, max_tokens: int) -> list[_PendingPass]:
         """The oldest ones of a runner, one at least."""
         group = [pending_pass for pending_pass in self._waiting if pending_pass.runner is runner]
-        totals = itertools.accumulate(len(pending_pass.forward_pass.token_ids) for pending_pass in group)
-        return group[: max(1, sum(total <= max_tokens for total in totals))]
+        totals = itertools.accumulate(pending_pass.num_tokens for pending_pass in group)
+        fitting = group[: max(1, sum(total <= max_tokens for total in totals))]
+        self._histories[runner].is_full = len(fitting) < len(group)
+        return fitting
 
     def _wait_for_expected_slots(self, runner: PassRunner, max_tokens: int) -> None:
         history = self._histories[runner]
@@ -159,7 +172,7 @@ class PassQueue:
         return {pending_pass.forward_pass.slot.index for pending_pass in self._waiting if pending_pass.runner is runner}
 
     def _count_waiting_tokens(self, runner: PassRunner) -> int:
-        return sum(len(each.forward_pass.token_ids) for each in self._waiting if each.runner is runner)
+        return sum(each.num_tokens for each in self._waiting if each.runner is runner)
 
     def _run_group(self, group: list[_PendingPass]) -> None:
         if not group:
@@ -169,15 +182,25 @@ class PassQueue:
         try:
             outcomes = _run_passes(group)
         finally:
+            last_s = time.perf_counter() - started
             with self._lock:
-                if group[0].runner.max_tokens is not None:
-                    self._histories[group[0].runner].last_s = time.perf_counter() - started
+                self._divide_cost(group, last_s)
                 for index, pending_pass in enumerate(group):
                     pending_pass.outcome = (
                         outcomes[index] if outcomes else TargetError("the forward pass was interrupted")
                     )
                     pending_pass.done.notify()
                 self._stop_leading()
+
+    def _divide_cost(self, group: list[_PendingPass], last_s: float) -> None:
+        if group[0].runner.max_tokens is None:
+            group[0].cost_s = last_s
+            return
+        history = self._histories[group[0].runner]
+        history.last_s = last_s
+        costs_s = history.times.divide([each.num_tokens for each in group], last_s, is_full=history.is_full)
+        for pending_pass, cost_s in zip(group, costs_s, strict=True):
+            pending_pass.cost_s = cost_s
 
     def _stop_leading(self) -> None:
         self._has_leader = False

@@ -25,6 +25,10 @@ class ForwardRunner(Protocol):
         """Append tokens, padded to `width`, to a slot; logits after the last `num_rows` of them."""
         ...
 
+    def take_cost_s(self) -> float | None:
+        """Seconds that the session's passes cost since this was last called; None: what they took by the clock."""
+        ...
+
     def forget_slot(self, slot: CacheSlot) -> None:
         """No more tokens come for a slot, until another session has it."""
         ...
@@ -43,6 +47,12 @@ class TorchSession:
         self._shape = shape
         self._exact = exact
         self._slot: CacheSlot | None = None
+        self._forward_cost_s: float | None = None
+
+    @property
+    def forward_cost_s(self) -> float | None:
+        """What the last `forward` cost; see `PassSharingSession`."""
+        return self._forward_cost_s
 
     @property
     def length(self) -> int:
@@ -77,6 +87,7 @@ class TorchSession:
             slot.record_tokens(part)
             rows.append(logits)
             start = end
+        self._forward_cost_s = self._forwards.take_cost_s()
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def truncate(self, length: int) -> None:

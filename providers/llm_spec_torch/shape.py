@@ -11,7 +11,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["PassShape"]
+__all__ = ["PassShape", "pad_to_next"]
+
+
+def pad_to_next(sizes: Sequence[int], num_tokens: int) -> int:
+    """The first of ascending sizes that has room for so many tokens."""
+    return sizes[bisect_left(sizes, num_tokens)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class PassShape:
 
     def pad_width(self, num_tokens: int) -> int:
         """How many rows are read for so many tokens, at most `max_width`."""
-        return self.widths[bisect_left(self.widths, num_tokens)]
+        return pad_to_next(self.widths, num_tokens)
 
     def pad_num_keys(self, position: int) -> int:
         """How many places attention reads for the token at a position."""

@@ -53,10 +53,13 @@ class Desk:
         self.queue = PassQueue()
         self.threads = ThreadPoolExecutor(16)
 
+    def run(self, runner: Recorder, index: int) -> np.ndarray:
+        return self.queue.run_pass(runner, pass_of(index))[0]
+
     def hand_in(self, runner: Recorder, index: int) -> Future[Any]:
         """Return once it is in the queue, or running."""
         before = len(self.queue._waiting)
-        given = self.threads.submit(self.queue.run_pass, runner, pass_of(index))
+        given = self.threads.submit(self.run, runner, index)
         wait_until(lambda: len(self.queue._waiting) > before or self.queue._has_leader or given.done())
         return given
 
@@ -73,7 +76,7 @@ class Desk:
         given: list[Future[Any]] = []
         for index in indices:
             before = len(self.queue._waiting)
-            given.append(self.threads.submit(self.queue.run_pass, runner, pass_of(index)))
+            given.append(self.threads.submit(self.run, runner, index))
             wait_until(lambda before=before: len(self.queue._waiting) > before)
         return given
 
@@ -136,7 +139,7 @@ def test_a_long_prompt_and_rounds_do_not_starve_each_other(desk: Desk) -> None:
     def repeat(runner: Recorder, index: int) -> None:
         while num_left[index]:
             num_left[index] -= 1
-            desk.queue.run_pass(runner, pass_of(index))
+            desk.run(runner, index)
 
     def other_hands_in() -> None:
         """The other thread's next pass waits while this one runs."""
@@ -283,7 +286,7 @@ def test_many_threads_come_and_go(desk: Desk) -> None:
         draws = np.random.default_rng(index)
         for _ in range(400):
             runner = (exact, exact, loose, alone)[int(draws.integers(4))]
-            assert desk.queue.run_pass(runner, pass_of(index))[0, 0] == index
+            assert desk.run(runner, index)[0, 0] == index
             if draws.random() < 0.05:
                 desk.queue.forget_slot(SLOTS[index])
         return index

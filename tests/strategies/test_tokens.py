@@ -276,6 +276,34 @@ async def test_the_first_request_begins_with_the_costs_that_the_target_has_measu
     assert (result.content, result.rounds[0].num_draft_tokens > 0) == (STORY, is_drafted)
 
 
+class SharingTable(TableModel):
+    """A model whose passes are joined with those of others: each bears fifty seconds of them, it says."""
+
+    def open(self, *, exact: bool = True) -> Any:
+        session: Any = super().open(exact=exact)
+        session.forward_cost_s = 50.0
+        return session
+
+
+class KeepsCosts(DearDrafts):
+    """A policy that keeps what verifying cost."""
+
+    def __init__(self) -> None:
+        self.verify_s: list[float] = []
+
+    def update(self, report: RoundFeedback) -> None:
+        self.verify_s.append(report.verify_s)
+
+
+async def test_the_lookahead_weighs_what_a_request_bears_of_shared_passes() -> None:
+    """Rounds report what they took by the clock."""
+    policy = KeepsCosts()
+    result = await decode(ReferenceDraft(STORY), lookahead=policy, target=SharingTable(STORY, order=16))
+    assert len(policy.verify_s) == len(result.rounds) > 3
+    assert all(50.0 <= verify_s < 51.0 for verify_s in policy.verify_s)
+    assert result.timings.verify_s < 50.0
+
+
 @pytest.mark.parametrize("lookahead", [Fixed(4), CostAware()], ids=["fixed", "cost"])
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_failing_draft_means_plain_decoding(failure: str, lookahead: LookaheadPolicy) -> None:
