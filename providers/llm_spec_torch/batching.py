@@ -1,8 +1,9 @@
 """Sessions of several requests that share forward passes, each at a position of its own.
 
-Exact sessions share passes of one shape only, [max_requests, max_width]: every slot has its rows in it, with a token
-to read or without, so that a row's kernels never depend on who else is there. What is left to depend on is looked at
-when the model is loaded (`batch_checks.py`). Other sessions, such as drafts, share passes as small as they can be.
+Passes are joined by load (`joining.py`), or always have one shape (`BatchedPassRunner`, for devices). Of the latter,
+exact sessions share passes of [max_requests, max_width]: every slot has its rows in it, with a token to read or
+without, so that a row's kernels never depend on who else is there. What is left to depend on is looked at when the
+model is loaded (`batch_checks.py`). Other sessions, such as drafts, share passes as small as they can be.
 
 A slot without tokens writes its rows into places after the context, which nothing ever reads, so that the prefix it
 keeps for a later request survives.

@@ -4,9 +4,9 @@ Each request has a thread of its own, which hands in a pass and sleeps until it 
 them: one of those that wait leads, which is to choose the next group of passes and to run it. The oldest pass decides
 what comes next, so nothing starves: a long prompt, handed in chunk by chunk, takes turns with the rounds of others.
 
-A round's pass is worth waiting for, since it costs nothing beside others. So the leader gives those that took part
-lately some time to hand in their next one: a fraction of what the last such pass took. Who misses it is not waited for
-again until it is back, so a slow draft costs the others that time once a round at most.
+A round's pass is worth waiting for, since beside others only its own tokens cost anything. So the leader gives those
+that took part lately some time to hand in their next one: a fraction of what passes take whatever is in them. Who
+misses it is not waited for again until it is back, so a slow draft costs the others that time once a round at most.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llm_spec_torch.pass_times import PassTimes
 
 __all__ = ["ForwardPass", "PassQueue", "PassResult", "PassRunner"]
 
-_MAX_WAIT_RATIO: Final = 0.5  # of the last pass's duration
+_MAX_WAIT_RATIO: Final = 0.5  # of the time that a pass takes whatever is in it, which is what joining saves
 
 FloatArray: TypeAlias = NDArray[np.float32]
 PassResult: TypeAlias = FloatArray | Exception
@@ -73,7 +73,6 @@ class _RunnerHistory:
     """Whom a runner's passes are joined from."""
 
     slots: set[int] = field(default_factory=set[int])  # those that will hand in another pass soon
-    last_s: float = 0.0  # what the last pass took
     is_full: bool = False  # whether some waited that found no room in it
     times: PassTimes = field(default_factory=PassTimes)
 
@@ -160,7 +159,7 @@ class PassQueue:
 
     def _wait_for_expected_slots(self, runner: PassRunner, max_tokens: int) -> None:
         history = self._histories[runner]
-        give_up_at = time.perf_counter() + _MAX_WAIT_RATIO * history.last_s
+        give_up_at = time.perf_counter() + _MAX_WAIT_RATIO * history.times.base_s
         while history.slots - self._find_waiting_slots(runner) and self._count_waiting_tokens(runner) < max_tokens:
             left_s = give_up_at - time.perf_counter()
             if left_s <= 0:
@@ -197,7 +196,6 @@ class PassQueue:
             group[0].cost_s = last_s
             return
         history = self._histories[group[0].runner]
-        history.last_s = last_s
         costs_s = history.times.divide([each.num_tokens for each in group], last_s, is_full=history.is_full)
         for pending_pass, cost_s in zip(group, costs_s, strict=True):
             pending_pass.cost_s = cost_s

@@ -23,6 +23,11 @@ class PassTimes:
         self._weight = self._mean_tokens = self._mean_s = 0.0
         self._spread = self._slope_sum = 0.0  # of tokens about their mean, and with seconds
 
+    @property
+    def base_s(self) -> float:
+        """What a pass takes whatever is in it: at least a tenth of its time, and 0 before the first."""
+        return max(0.1 * self._mean_s, self._mean_s - self._estimate_token_s() * self._mean_tokens)
+
     def divide(self, lengths: Sequence[int], pass_s: float, *, is_full: bool) -> list[float]:
         """Note that a pass of sequences of so many tokens took `pass_s`; what each of them bears of it."""
         num_tokens = sum(lengths)

@@ -56,3 +56,10 @@ def test_a_model_that_becomes_slower_is_learned_anew() -> None:
         times.divide([2 + count % 14], 0.01 * (2 + count % 14), is_full=False)
     borne = times.divide([1, 9], 0.1, is_full=False)
     assert borne == pytest.approx([0.01, 0.09], rel=0.1)
+
+
+@pytest.mark.parametrize(("base_s", "token_s", "found_s"), [(0.05, 0.002, 0.05), (0.05, 0.0, 0.05), (0.0, 0.02, 0.018)])
+def test_the_base_is_what_passes_take_whatever_is_in_them(base_s: float, token_s: float, found_s: float) -> None:
+    """A tenth of a pass, where that is more."""
+    assert PassTimes().base_s == 0.0
+    assert learn(base_s, token_s).base_s == pytest.approx(found_s, rel=0.3)
