@@ -9,6 +9,7 @@ when the model was loaded. Whether that is all is looked at then as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Final
 
@@ -85,16 +86,12 @@ def find_joined_row_counts(
     if not all(check.do_sequences_agree(lengths) for lengths in _CHECKED_LENGTHS if sum(lengths) <= shape.max_width):
         return []
     row_counts = list(shape.widths)
-    num_sequences = len(_CHECKED_POSITIONS)
     for count in _WIDER_ROW_COUNTS:
-        if shape.max_width < count <= num_sequences * shape.max_width:
+        if shape.max_width < count <= len(_CHECKED_POSITIONS) * shape.max_width:
             whole, rest = divmod(count, shape.max_width)
-            longest, shortest = (
-                [shape.max_width] * whole + [rest] * bool(rest),
-                [count // num_sequences] * num_sequences,
-            )
             check.row_counts = [*row_counts, count]
-            if not (check.do_head_rows_agree(count) and all(map(check.do_sequences_agree, (longest, shortest)))):
+            lengths = [shape.max_width] * whole + [rest] * bool(rest)
+            if not (check.do_head_rows_agree(count) and check.do_sequences_agree(lengths)):
                 break
             row_counts.append(count)
     return row_counts
@@ -114,6 +111,7 @@ class _JoinedRowsCheck:
         self._positions = [position % (context_length - shape.max_width) for position in _CHECKED_POSITIONS]
         num_places = max(shape.pad_num_keys(position + shape.max_width) for position in self._positions)
         self._cache = CachePool(self._sample, num_slots=len(self._positions), capacity=num_places).cache
+        self._states_alone: dict[tuple[int, ...], Tensor] = {}
         generator = torch.Generator().manual_seed(0)
         self._noise = [torch.randn(stored.shape, generator=generator).to(stored) for stored in self._cache.layers]
 
@@ -131,18 +129,28 @@ class _JoinedRowsCheck:
                     num_keys=self._shape.pad_num_keys(position + length - 1),
                 )
             )
-        alone = torch.cat([self._compute_states([each]) for each in sequences])
+        alone = torch.cat([self._compute_states_alone(each) for each in sequences])
         return torch.equal(self._compute_states(sequences), alone)
 
     def do_head_rows_agree(self, count: int) -> bool:
         """Rows of the head among so many, and among as many as one session's pass has at most."""
-        rows = self._network.look_up_embeddings(torch.tensor(self._token_ids[:count]))
-        joined, width = self._network.compute_logits(rows), self._shape.max_width
-        starts = {*range(0, count - width, width), count - width}
-        return all(
-            torch.equal(joined[start : start + width], self._network.compute_logits(rows[start : start + width]))
-            for start in starts
-        )
+        states, rows = self._head_states_and_rows
+        return torch.equal(self._network.compute_logits(states[:count]), rows[:count])
+
+    @cached_property
+    def _head_states_and_rows(self) -> tuple[Tensor, Tensor]:
+        """What the head reads, and what it makes of it in passes as wide as one session's widest."""
+        width = self._shape.max_width
+        places = torch.arange(-(-MAX_JOINED_ROWS // width) * width) % len(self._token_ids)
+        states = self._network.look_up_embeddings(torch.tensor(self._token_ids)[places])
+        parts = [self._network.compute_logits(states[start : start + width]) for start in range(0, len(places), width)]
+        return states, torch.cat(parts)
+
+    def _compute_states_alone(self, sequence: SequenceRows) -> Tensor:
+        key = (sequence.index, *sequence.token_ids)
+        if key not in self._states_alone:
+            self._states_alone[key] = self._compute_states([sequence])
+        return self._states_alone[key]
 
     def _compute_states(self, sequences: Sequence[SequenceRows]) -> Tensor:
         for stored, numbers in zip(self._cache.layers, self._noise, strict=True):
