@@ -70,6 +70,8 @@ class BatchedForwardRunner:
     def run_forward(
         self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
     ) -> FloatArray:
+        if not token_ids:
+            raise ValueError("token_ids is empty; a pass reads at least one")
         slot.check_room(width, self._name)
         runner = self._joined if width in self._widths else self._alone
         logits, cost_s = self._queue.run_pass(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))

@@ -108,7 +108,7 @@ class _JoinedRowsCheck:
         self._network = network
         self._sample = network.copy_with_one_layer_of_each_kind()
         self._token_ids = token_ids
-        self._positions = [position % (context_length - shape.max_width) for position in _CHECKED_POSITIONS]
+        self._positions = [position % max(1, context_length - shape.max_width) for position in _CHECKED_POSITIONS]
         num_places = max(shape.pad_num_keys(position + shape.max_width) for position in self._positions)
         self._cache = CachePool(self._sample, num_slots=len(self._positions), capacity=num_places).cache
         self._states_alone: dict[tuple[int, ...], Tensor] = {}

@@ -73,7 +73,6 @@ class _RunnerHistory:
     """Whom a runner's passes are joined from."""
 
     slots: set[int] = field(default_factory=set[int])  # those that will hand in another pass soon
-    is_full: bool = False  # whether some waited that found no room in it
     times: PassTimes = field(default_factory=PassTimes)
 
 
@@ -90,7 +89,7 @@ class PassQueue:
     def run_pass(self, runner: PassRunner, forward_pass: ForwardPass) -> tuple[FloatArray, float]:
         """Wait until a pass has been run, by this thread or another: its logits, and seconds. Raises its error.
 
-        The seconds are its part of what was run, without the time that it waited; see `PassTimes`.
+        The seconds are what it would have taken alone and without waiting; see `PassTimes`.
         """
         pending_pass = _PendingPass(runner, forward_pass, threading.Condition(self._lock))
         self._enqueue(pending_pass)
@@ -100,9 +99,13 @@ class PassQueue:
         except BaseException:
             self._withdraw_pass(pending_pass)
             raise
-        if isinstance(pending_pass.outcome, Exception):
-            raise pending_pass.outcome
-        return pending_pass.outcome, pending_pass.cost_s
+        outcome, cost_s = pending_pass.outcome, pending_pass.cost_s
+        if not isinstance(outcome, Exception):
+            return outcome, cost_s
+        try:
+            raise outcome
+        finally:
+            del outcome, pending_pass  # or the error would hold them, and they it
 
     def forget_slot(self, slot: CacheSlot) -> None:
         """Wait for a slot no longer: its session has closed."""
@@ -153,9 +156,7 @@ class PassQueue:
         """The oldest ones of a runner, one at least."""
         group = [pending_pass for pending_pass in self._waiting if pending_pass.runner is runner]
         totals = itertools.accumulate(pending_pass.num_tokens for pending_pass in group)
-        fitting = group[: max(1, sum(total <= max_tokens for total in totals))]
-        self._histories[runner].is_full = len(fitting) < len(group)
-        return fitting
+        return group[: max(1, sum(total <= max_tokens for total in totals))]
 
     def _wait_for_expected_slots(self, runner: PassRunner, max_tokens: int) -> None:
         history = self._histories[runner]
@@ -176,29 +177,34 @@ class PassQueue:
     def _run_group(self, group: list[_PendingPass]) -> None:
         if not group:
             return
-        started = time.perf_counter()
         outcomes: Sequence[PassResult] = ()
+        started = time.perf_counter()
         try:
             outcomes = _run_passes(group)
         finally:
             last_s = time.perf_counter() - started
             with self._lock:
-                self._divide_cost(group, last_s)
-                for index, pending_pass in enumerate(group):
-                    pending_pass.outcome = (
-                        outcomes[index] if outcomes else TargetError("the forward pass was interrupted")
-                    )
-                    pending_pass.done.notify()
-                self._stop_leading()
+                try:
+                    if outcomes and not any(isinstance(outcome, Exception) for outcome in outcomes):
+                        self._note_times(group, last_s)
+                finally:
+                    self._hand_out(group, outcomes)
 
-    def _divide_cost(self, group: list[_PendingPass], last_s: float) -> None:
-        if group[0].runner.max_tokens is None:
+    def _hand_out(self, group: list[_PendingPass], outcomes: Sequence[PassResult]) -> None:
+        for index, pending_pass in enumerate(group):
+            pending_pass.outcome = outcomes[index] if outcomes else TargetError("the forward pass was interrupted")
+            pending_pass.done.notify()
+        self._stop_leading()
+
+    def _note_times(self, group: list[_PendingPass], last_s: float) -> None:
+        runner = group[0].runner
+        if runner.max_tokens is None:
             group[0].cost_s = last_s
             return
-        history = self._histories[group[0].runner]
-        costs_s = history.times.divide([each.num_tokens for each in group], last_s, is_full=history.is_full)
-        for pending_pass, cost_s in zip(group, costs_s, strict=True):
-            pending_pass.cost_s = cost_s
+        times, num_tokens = self._histories[runner].times, sum(each.num_tokens for each in group)
+        times.update(num_tokens, last_s)
+        for pending_pass in group:
+            pending_pass.cost_s = times.estimate_alone_s(pending_pass.num_tokens, num_tokens, last_s)
 
     def _stop_leading(self) -> None:
         self._has_leader = False

@@ -146,7 +146,7 @@ def _fold_norm_into_linears(
     if norm.weight.device.type != "cpu" or modules[0].weight.dtype != torch.float32:
         return norm, _join_linears(modules, pairs_of)
     size = norm.weight.shape[0]
-    folded = FoldedRmsNorm(torch.tensor(math.sqrt(size * norm.eps)))
+    folded = FoldedRmsNorm(size * norm.eps)
     return folded, _join_linears(modules, pairs_of, norm.weight * math.sqrt(size))
 
 

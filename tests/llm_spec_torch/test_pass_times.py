@@ -1,4 +1,4 @@
-"""What each sequence of a joined pass bears of its time."""
+"""What a request's part of a joined pass would have taken alone, and how long it is worth to wait for another's."""
 
 from __future__ import annotations
 
@@ -13,49 +13,46 @@ def learn(base_s: float, token_s: float, *, lengths: range = range(2, 17)) -> Pa
     draws = np.random.default_rng(1)
     for _ in range(100):
         num_tokens = int(draws.choice(lengths))
-        times.divide([num_tokens], (base_s + token_s * num_tokens) * draws.uniform(1.0, 1.1), is_full=False)
+        times.update(num_tokens, (base_s + token_s * num_tokens) * draws.uniform(1.0, 1.1))
     return times
 
 
-def test_who_is_alone_bears_all() -> None:
-    times = PassTimes()
-    assert times.divide([5], 0.25, is_full=False) == [pytest.approx(0.25)]
-    assert times.divide([2], 0.125, is_full=False) == [pytest.approx(0.125)]
+def test_who_is_alone_took_all() -> None:
+    for times in (PassTimes(), learn(0.05, 0.002)):
+        assert times.estimate_alone_s(5, 5, 0.25) == 0.25
 
 
-@pytest.mark.parametrize(("base_s", "token_s"), [(0.05, 0.002), (0.01, 0.01), (0.0, 0.02)])
-def test_each_bears_a_part_of_the_pass_and_its_own_tokens(base_s: float, token_s: float) -> None:
-    """Together what it took; a further token costs what passes have shown that it takes."""
-    lengths = [1, 1, 5, 3]
-    pass_s = base_s + token_s * 10
-    borne = learn(base_s, token_s).divide(lengths, pass_s, is_full=False)
-    assert sum(borne) == pytest.approx(pass_s)
-    assert (borne[2] - borne[0]) / 4 == pytest.approx(token_s, rel=0.25)
-    assert borne[0] == borne[1] < borne[3] < borne[2]
-
-
-def test_tokens_that_take_no_time_cost_none() -> None:
-    borne = learn(0.05, 0.0).divide([1, 8], 0.05, is_full=False)
-    assert borne[1] - borne[0] < 0.006
-
-
-def test_a_token_that_takes_anothers_room_bears_as_much_as_any() -> None:
-    """Where some wait that found no room, whatever passes take by their length."""
-    assert learn(0.05, 0.0).divide([1, 3], 0.04, is_full=True) == pytest.approx([0.01, 0.03])
+@pytest.mark.parametrize(("base_s", "token_s"), [(0.05, 0.002), (0.01, 0.01), (0.0, 0.02), (0.05, 0.0)])
+def test_what_others_tokens_took_is_left_out(base_s: float, token_s: float) -> None:
+    """A pass of three and seven others' tokens is seen as one of three."""
+    alone_s = learn(base_s, token_s).estimate_alone_s(3, 10, base_s + 10 * token_s)
+    assert alone_s == pytest.approx(base_s + 3 * token_s, rel=0.2)
 
 
 def test_passes_that_all_had_one_length_say_nothing_of_tokens() -> None:
-    borne = learn(0.05, 0.01, lengths=range(8, 9)).divide([1, 7], 0.13, is_full=False)
-    assert borne == pytest.approx([0.065, 0.065], rel=0.05)
+    assert learn(0.05, 0.01, lengths=range(8, 9)).estimate_alone_s(1, 8, 0.13) == pytest.approx(0.13, rel=0.05)
+
+
+def test_no_part_is_less_than_its_share_of_tokens() -> None:
+    """Also where a pass took much less than was expected."""
+    assert learn(0.0, 0.02).estimate_alone_s(2, 16, 0.016) == pytest.approx(0.002)
 
 
 def test_a_model_that_becomes_slower_is_learned_anew() -> None:
-    """After a hundred passes nothing is left of what was before."""
+    """After two hundred passes nothing is left of what was before."""
     times = learn(0.05, 0.0)
-    for count in range(100):
-        times.divide([2 + count % 14], 0.01 * (2 + count % 14), is_full=False)
-    borne = times.divide([1, 9], 0.1, is_full=False)
-    assert borne == pytest.approx([0.01, 0.09], rel=0.1)
+    for count in range(200):
+        times.update(2 + count % 14, 0.1 * (2 + count % 14))
+    assert times.estimate_alone_s(1, 10, 1.0) == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 8, 16])
+def test_one_slow_pass_says_little(num_tokens: int) -> None:
+    """Whatever the machine did meanwhile."""
+    times = learn(0.05, 0.002)
+    before = times.estimate_alone_s(3, 10, 0.07)
+    times.update(num_tokens, 5.0)
+    assert times.estimate_alone_s(3, 10, 0.07) == pytest.approx(before, rel=0.3)
 
 
 @pytest.mark.parametrize(("base_s", "token_s", "found_s"), [(0.05, 0.002, 0.05), (0.05, 0.0, 0.05), (0.0, 0.02, 0.018)])
@@ -63,3 +60,12 @@ def test_the_base_is_what_passes_take_whatever_is_in_them(base_s: float, token_s
     """A tenth of a pass, where that is more."""
     assert PassTimes().base_s == 0.0
     assert learn(base_s, token_s).base_s == pytest.approx(found_s, rel=0.3)
+
+
+def test_nobody_waits_for_long_after_a_slow_first_pass() -> None:
+    """It is remembered for a while, but no wait is longer than the last pass."""
+    times = PassTimes()
+    times.update(2, 5.0)
+    for _ in range(3):
+        times.update(2, 0.05)
+        assert times.base_s <= 0.05
