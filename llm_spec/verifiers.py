@@ -24,7 +24,7 @@ class VerifiedProposal(NamedTuple):
     """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them: the correction, or the bonus.
 
     `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it; of
-    passes that are shared with other requests, what this one's would have taken alone.
+    passes that are shared with other requests, this one's part.
     `logprobs` are those of the accepted tokens and the next, if they were requested.
     """
 

@@ -213,7 +213,7 @@ class PassSharingSession(Protocol):
 
     @property
     def forward_cost_s(self) -> float | None:
-        """Seconds that the last `forward` would have taken alone, without waiting. None: those that it took.
+        """Seconds of the last `forward`: its part of passes, without waiting. None: those that it took.
 
         The lookahead weighs drafts by it. By the clock, a longer proposal costs nothing where others' are as long.
         """

@@ -89,7 +89,7 @@ class PassQueue:
     def run_pass(self, runner: PassRunner, forward_pass: ForwardPass) -> tuple[FloatArray, float]:
         """Wait until a pass has been run, by this thread or another: its logits, and seconds. Raises its error.
 
-        The seconds are what it would have taken alone and without waiting; see `PassTimes`.
+        The seconds are its part of what was run, without the time that it waited; see `PassTimes`.
         """
         pending_pass = _PendingPass(runner, forward_pass, threading.Condition(self._lock))
         self._enqueue(pending_pass)
@@ -202,9 +202,9 @@ class PassQueue:
             group[0].cost_s = last_s
             return
         times, num_tokens = self._histories[runner].times, sum(each.num_tokens for each in group)
-        times.update(num_tokens, last_s)
+        times.update(len(group), num_tokens, last_s)
         for pending_pass in group:
-            pending_pass.cost_s = times.estimate_alone_s(pending_pass.num_tokens, num_tokens, last_s)
+            pending_pass.cost_s = times.estimate_part_s(pending_pass.num_tokens, num_tokens, last_s)
 
     def _stop_leading(self) -> None:
         self._has_leader = False
