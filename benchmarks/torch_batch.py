@@ -45,8 +45,9 @@ def make_contenders(arguments: argparse.Namespace) -> list[Contender]:
     made: list[Contender] = []
     for sharing in arguments.sharing:
         options = TorchOptions(device=arguments.device, max_width=arguments.max_width)
-        if SHARING[sharing] is not None:
-            options["batched"] = SHARING[sharing]
+        is_batched = SHARING[sharing]
+        if is_batched is not None:
+            options["batched"] = is_batched
         target = TorchProvider(arguments.target, **options)
         assert target.model.same_text
         kind = "one shape" if sharing == "one-shape" else "as alone"

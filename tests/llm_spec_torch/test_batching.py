@@ -534,7 +534,8 @@ async def test_memory_does_not_grow(tiny_folder: Path) -> None:
 @pytest.mark.parametrize("batched", [False, True, None])
 async def test_memory_goes_with_the_last_reference(tiny_folder: Path, batched: bool | None) -> None:
     """At once: a model of tens of gigabytes cannot wait for the collector of cycles."""
-    provider = TorchProvider(tiny_folder, max_requests=2, **({} if batched is None else {"batched": batched}))
+    options: Any = {} if batched is None else {"batched": batched}
+    provider = TorchProvider(tiny_folder, max_requests=2, **options)
     await provider.complete(ChatRequest.create("x", max_tokens=3))
     gc.collect()
     gc.disable()
