@@ -83,7 +83,9 @@ def find_joined_row_counts(
     MAX_JOINED_ROWS `token_ids`. Looked at in one layer of each kind, after random numbers, and in the head.
     """
     check = _JoinedRowsCheck(network, shape, context_length, token_ids)
-    if not all(check.do_sequences_agree(lengths) for lengths in _CHECKED_LENGTHS if sum(lengths) <= shape.max_width):
+    halves = (shape.max_width - shape.max_width // 2, shape.max_width // 2)
+    checked = [lengths for lengths in (*_CHECKED_LENGTHS, halves) if sum(lengths) <= shape.max_width]
+    if not all(map(check.do_sequences_agree, checked)):
         return []
     row_counts = list(shape.widths)
     for count in _WIDER_ROW_COUNTS:
