@@ -69,7 +69,7 @@ class JoinedPassRunner:
             if bool(torch.isfinite(states[start:end].sum(dtype=torch.float32))):
                 results.append(logits[end - one.num_rows : end].cpu().numpy())
             else:
-                one.slot.erase()  # or its NaN would reach later rows even from behind a mask
+                one.slot.erase()  # or its NaN would reach later rows, which masking does not prevent
                 results.append(make_not_finite_error(self._name))
         return results
 

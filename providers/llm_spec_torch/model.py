@@ -95,6 +95,7 @@ class TorchModel:
                 f"{self.vocab_size}; the two belong to different models"
             )
         self._find_exact_pass_shape()
+        self._joined_row_counts = self._find_joined_row_counts()
         self._batching = self._make_batching()
 
     def make_early_exit_draft(self, layers: int) -> TorchModel:
@@ -256,8 +257,8 @@ class TorchModel:
             if self.same_text:
                 width = self._exact_shape.max_width
                 exact = BatchedPassRunner(self._network, self._pool, self.name, fixed_width=width)
-        elif row_counts := self._find_joined_row_counts():
-            exact = JoinedPassRunner(self._network, self._pool, self.name, row_counts)
+        elif self._joined_row_counts:
+            exact = JoinedPassRunner(self._network, self._pool, self.name, self._joined_row_counts)
             loose = JoinedPassRunner(self._network, self._pool, self.name, range(1, MAX_JOINED_ROWS + 1))
         else:
             return None
@@ -271,7 +272,7 @@ class TorchModel:
 
     def _find_joined_row_counts(self) -> Sequence[int]:
         """How many rows passes have that answers share where several run, on a CPU; none where they have their own."""
-        if self._options.get("batched") is False or self.device.type != "cpu" or self.max_requests == 1:
+        if "batched" in self._options or self.device.type != "cpu" or self.max_requests == 1:
             return ()
         if not self.same_text:
             return range(1, MAX_JOINED_ROWS + 1)

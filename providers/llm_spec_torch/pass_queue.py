@@ -180,7 +180,7 @@ class PassQueue:
         outcomes: Sequence[PassResult] = ()
         started = time.perf_counter()
         try:
-            outcomes = _run_passes(group)
+            outcomes = _run_passes(group[0].runner, [pending_pass.forward_pass for pending_pass in group])
         finally:
             last_s = time.perf_counter() - started
             with self._lock:
@@ -189,6 +189,7 @@ class PassQueue:
                         self._note_times(group, last_s)
                 finally:
                     self._hand_out(group, outcomes)
+            del group, outcomes  # an error's traceback holds this frame
 
     def _hand_out(self, group: list[_PendingPass], outcomes: Sequence[PassResult]) -> None:
         for index, pending_pass in enumerate(group):
@@ -222,11 +223,12 @@ class PassQueue:
                     self._waiting[0].done.notify()
 
 
-def _run_passes(group: list[_PendingPass]) -> Sequence[PassResult]:
+def _run_passes(runner: PassRunner, passes: Sequence[ForwardPass]) -> Sequence[PassResult]:
+    """What became of each pass. An error's traceback holds this frame, so nothing in it may hold the outcomes."""
     try:
-        return group[0].runner.run_all([pending_pass.forward_pass for pending_pass in group])
+        return runner.run_all(passes)
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to those whose pass it was
-        return [error] if len(group) == 1 else [_copy_error_for_thread(error) for _ in group]
+        return [error] if len(passes) == 1 else [_copy_error_for_thread(error) for _ in passes]
 
 
 def _copy_error_for_thread(error: Exception) -> TargetError:

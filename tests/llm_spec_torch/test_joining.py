@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -106,6 +109,43 @@ def test_what_is_too_much_for_one_pass_waits_for_the_next(
     together = read_after_prompts(model, parts, at_once=True)
     assert [joined[:-1] for joined in sequences[-2:]] == [[7, 6], [6, 3]]
     assert all(np.array_equal(found, right) for found, right in zip(together, alone, strict=True))
+
+
+def test_a_pass_may_be_filled(model: TorchModel, sequences: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many tokens as it has room for."""
+    monkeypatch.setattr(model._batching._exact, "_row_counts", model.pass_widths)  # type: ignore[union-attr]
+    first = model.max_width - 4  # the second prompt ends 6 places before a border of attention's steps
+    read_after_prompts(model, [IDS[700 : 700 + first], IDS[720:724]], at_once=True)
+    assert sequences[-1] == [first, 4, model.max_width]
+
+
+def test_a_pass_without_tokens_is_refused(model: TorchModel) -> None:
+    """And the next one is run."""
+    with closing(model.open()) as session:
+        with pytest.raises(ValueError, match="token_ids is empty"):
+            session.forward([], num_rows=0)
+        assert np.isfinite(session.forward(IDS[:3], num_rows=1)).all()
+
+
+def test_an_error_does_not_keep_the_model(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it has been handled, the memory goes with the last reference."""
+    model = TorchModel(tiny_folder, max_requests=2)
+    cache = weakref.ref(model._pool.cache.layers[0])
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the kernel failed")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patched, closing(model.open()) as session:
+            patched.setattr(TransformerNetwork, "_run_layers", fail)
+            with contextlib.suppress(RuntimeError):
+                session.forward(IDS[:3], num_rows=1)
+        del session, model
+        assert cache() is None
+    finally:
+        gc.enable()
 
 
 def test_who_runs_alone_waits_for_nobody(

@@ -6,7 +6,6 @@ At a vLLM they speculate with `--enable-scale-out`. That takes a chat model that
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import serve_vllm
 from peers.test_providers import Peer, wait_until_idle
 from server_tools import open_decoder
+from support.message_server import is_json
 from tool_requests import make_tool_requests
 
 from llm_spec import (
@@ -66,14 +66,6 @@ def message(result: SpeculativeResult) -> tuple[Any, ...]:
 async def answer_all(target: HttpProvider, strategy: StrategyName) -> list[SpeculativeResult]:
     decoder = open_decoder(target, SuffixDraft(), strategy, is_eager=strategy != "auto")
     return [await decoder.decode(request) for request in REQUESTS]
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("strategy", ["race", "probe", "score"])

@@ -63,7 +63,7 @@ def read_message(text: str, *, is_whole: bool) -> ReadMessage:
         if name is None:
             break
         given = "" if arguments is None else written[arguments.end() :]
-        if closed or _is_json(written):
+        if closed or is_json(written):
             given = given.removesuffix("}")
         calls.append((name[1], given))
     return ReadMessage(content, reasoning, tuple(calls))
@@ -74,7 +74,7 @@ def _hold_back(text: str, mark: str, *, is_whole: bool) -> str:
     return text if is_whole or not longest else text[:-longest]
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
     try:
         json.loads(text)
     except ValueError:
