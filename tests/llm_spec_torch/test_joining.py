@@ -98,6 +98,20 @@ def test_joined_rows_are_those_of_each_alone(
     assert all(np.array_equal(found, right) for found, right in zip(together, alone, strict=True))
 
 
+def test_joined_rows_are_right_whatever_their_last_bits(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every machine, also where such passes would not be joined; fewer rows than tokens are the last ones."""
+    monkeypatch.setattr("llm_spec_torch.model.find_joined_row_counts", lambda _, shape, **__: [*shape.widths, 64])
+    model = TorchModel(tiny_folder)
+    parts = [IDS[700:703], IDS[720:724], IDS[740:741]]
+    alone = read_after_prompts(TorchModel(tiny_folder, batched=False), parts, at_once=False)
+    together = read_after_prompts(model, parts, at_once=True)
+    for found, right in zip(together, alone, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-3)
+    with closing(model.open()) as session:
+        prefill_prompt(session, IDS[: LENGTHS[0]])
+        np.testing.assert_allclose(session.forward(parts[0], num_rows=1)[0], alone[0][-1], rtol=1e-3, atol=1e-3)
+
+
 def test_what_is_too_much_for_one_pass_waits_for_the_next(
     model: TorchModel, sequences: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,19 @@ def test_a_long_prompt_and_rounds_do_not_starve_each_other(desk: Desk) -> None:
 
 
 @pytest.mark.usefixtures("patient")
+def test_nobody_is_waited_for_who_would_find_no_room(desk: Desk) -> None:
+    """A pass that is full goes at once."""
+    log: list[list[int]] = []
+    joined, alone = Recorder(log, max_tokens=1), Recorder(log, max_tokens=None)
+    first = desk.take_up(alone, 7)
+    given = desk.hand_in_all(joined, [0, 1])
+    alone.gate.set()
+    for each in [first, *given, desk.hand_in(joined, 0)]:
+        each.result(LONG_S)
+    assert log == [[7], [0], [1], [0]]
+
+
+@pytest.mark.usefixtures("patient")
 def test_those_who_took_part_are_waited_for(desk: Desk) -> None:
     """The first to come back does not go without the others."""
     log: list[list[int]] = []
