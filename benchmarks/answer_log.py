@@ -11,16 +11,23 @@ __all__ = ["Answer", "AnswerLog"]
 
 
 class Answer(NamedTuple):
-    """What a contender said, and how fast."""
+    """What a contender said, and how fast. Its first piece has `num_first` tokens, and came after `first_s`."""
 
     num_tokens: int
     seconds: float
     text: str
+    num_first: int = 0
+    first_s: float = 0.0
 
     @property
     def seconds_per_token(self) -> float:
         """An answer without tokens counts as one of one."""
         return self.seconds / max(1, self.num_tokens)
+
+    @property
+    def later_seconds_per_token(self) -> float:
+        """The same of what followed the first piece, so that reading the prompt is no part of it."""
+        return (self.seconds - self.first_s) / max(1, self.num_tokens - self.num_first)
 
 
 class AnswerLog:

@@ -6,10 +6,11 @@
 
 `llama.cpp` is a loop over llama.cpp's functions without this library: its default cache, its own sampler. `llama-cpp`
 and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
-contenders answer each prompt in turn, in an order that rotates. Prompts are the package's: `copy` ones ask for text
-that repeats theirs (edits, quotes), `open` ones do not. Figures are tokens a second over whole answers, reading of
-prompts included, and for each prompt the ratio of the times for a token. `same` counts the answers that equal those of
-`gguf` without a draft; for llama.cpp's they say how far a cache of another type and another sampler lead elsewhere.
+contenders answer each prompt in turn, in an order that rotates. Prompts are those of `torch_chat.py`: `copy` ones ask
+for text that repeats theirs (edits, quotes, JSON), `open` ones are questions. Figures are tokens a second over whole
+answers, reading of prompts included, and for each prompt the ratio of the times for a token: of whole answers, and of
+what follows the first piece, which no reading is part of. `same` counts the answers that equal those of `gguf` without
+a draft; for llama.cpp's they say how far a cache of another type and another sampler lead elsewhere.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import itertools
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from answer_log import Answer, AnswerLog
+from chat_prompts import make_chat_prompts
 from llm_spec_gguf import GgufModel, GgufOptions, GgufProvider
 
 from llm_spec import (
@@ -35,15 +38,16 @@ from llm_spec import (
     DraftProvider,
     PromptLookup,
     SpeculativeDecoder,
+    SpeculativeFinish,
     SuffixDraft,
+    TextDelta,
 )
-from llm_spec.bench.prompts import BenchPrompt, get_default_prompts
 
 llama: Any = importlib.import_module("llama_cpp.llama_cpp")
 Llama: Any = importlib.import_module("llama_cpp").Llama
 LlamaPromptLookup: Any = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
 
-KINDS: Final = {"copy": ("edit", "quote", "code 1", "code 2"), "open": ("open", "summary", "code 3", "json 4")}
+KINDS: Final = ("copy", "open")
 CONTEXT: Final = 2048
 SEED: Final = 1
 HAS_CPU_TIME: Final = "--cpu-time" in sys.argv
@@ -70,7 +74,7 @@ class LlamaCppLoop:
 
     def answer(
         self, prompt_ids: Sequence[int], temperature: float, max_tokens: int, stop_ids: frozenset[int]
-    ) -> list[int]:
+    ) -> Iterator[int]:
         """The ids of an answer."""
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
         sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
@@ -80,15 +84,15 @@ class LlamaCppLoop:
         else:
             llama.llama_sampler_chain_add(sampler, llama.llama_sampler_init_greedy())
         tokens = (llama.llama_token * len(prompt_ids))(*prompt_ids)
-        answer_ids: list[int] = []
-        while True:
+        for num_tokens in itertools.count(1):
             if llama.llama_decode(self._context, llama.llama_batch_get_one(tokens, len(tokens))):
                 raise RuntimeError("llama_decode failed")
-            answer_ids.append(llama.llama_sampler_sample(sampler, self._context, -1))
-            if answer_ids[-1] in stop_ids or len(answer_ids) == max_tokens:
-                llama.llama_sampler_free(sampler)
-                return answer_ids
-            tokens = (llama.llama_token * 1)(answer_ids[-1])
+            token_id = llama.llama_sampler_sample(sampler, self._context, -1)
+            yield token_id
+            if token_id in stop_ids or num_tokens == max_tokens:
+                break
+            tokens = (llama.llama_token * 1)(token_id)
+        llama.llama_sampler_free(sampler)
 
     def close(self) -> None:
         llama.llama_free(self._context)
@@ -101,11 +105,9 @@ def make_llama_cpp(path: Path, model: GgufModel, threads: int) -> Contender:
     async def answer(request: ChatRequest) -> Answer:
         started = read_clock()
         prompt_ids = model.tokenizer.encode_chat(request)
-        answer_ids = loop.answer(
-            prompt_ids, request.sampling.temperature or 0.0, request.max_tokens or 1, model.tokenizer.eos_token_ids
-        )
-        text = model.tokenizer.decode(answer_ids)
-        return Answer(len(answer_ids), read_clock() - started, text)
+        max_tokens, temperature = request.max_tokens or 1, request.sampling.temperature or 0.0
+        token_ids = loop.answer(prompt_ids, temperature, max_tokens, model.tokenizer.eos_token_ids)
+        return time_answer(token_ids, model, started)
 
     return answer
 
@@ -118,41 +120,61 @@ def make_llama_class(path: Path, model: GgufModel, threads: int, *, has_lookup: 
     async def answer(request: ChatRequest) -> Answer:
         started = read_clock()
         prompt_ids = model.tokenizer.encode_chat(request)
-        answer_ids: list[int] = []
-        for token_id in llama_class.generate(prompt_ids, temp=0.0, reset=True, repeat_penalty=1.0):
-            answer_ids.append(token_id)
-            if token_id in model.tokenizer.eos_token_ids or len(answer_ids) == request.max_tokens:
-                break
-        return Answer(len(answer_ids), read_clock() - started, model.tokenizer.decode(answer_ids))
+        token_ids = llama_class.generate(prompt_ids, temp=0.0, reset=True, repeat_penalty=1.0)
+        return time_answer(itertools.islice(token_ids, request.max_tokens), model, started)
 
     return answer
+
+
+def time_answer(token_ids: Iterator[int], model: GgufModel, started: float) -> Answer:
+    """The answer whose tokens come one by one, up to the end of its text."""
+    answer_ids = [next(token_ids)]
+    first_s = read_clock() - started
+    if answer_ids[0] not in model.tokenizer.eos_token_ids:
+        for token_id in token_ids:
+            answer_ids.append(token_id)
+            if token_id in model.tokenizer.eos_token_ids:
+                break
+    text = model.tokenizer.decode(answer_ids)
+    return Answer(len(answer_ids), read_clock() - started, text, 1, first_s)
 
 
 def make_gguf(provider: GgufProvider, draft: DraftProvider | None) -> Contender:
     decoder = SpeculativeDecoder(draft, provider)
+    assert provider.capabilities.token_model is not None
+    tokenizer = provider.capabilities.token_model.tokenizer
 
     async def answer(request: ChatRequest) -> Answer:
         started = read_clock()
-        result = await decoder.decode(request)
+        first_text, first_s, result = "", 0.0, None
+        async with decoder.stream(request) as events:
+            async for event in events:
+                if isinstance(event, TextDelta) and not first_text:
+                    first_text, first_s = event.text, read_clock() - started
+                if isinstance(event, SpeculativeFinish):
+                    result = event.result
+        seconds = read_clock() - started
+        assert result is not None
         assert result.usage is not None
-        return Answer(result.usage.output_tokens, read_clock() - started, result.content)
+        num_first = len(tokenizer.encode(first_text))
+        return Answer(result.usage.output_tokens, seconds, result.content, num_first, first_s)
 
     return answer
 
 
-def choose_prompts(kinds: Sequence[str], num_prompts: int) -> list[BenchPrompt]:
-    prompts = get_default_prompts("gguf")
-    return [prompt for prompt in prompts if prompt.id in kinds or prompt.category in kinds][:num_prompts]
-
-
 def describe(name: str, answers: Sequence[Answer], plain: Sequence[Answer], reference: Sequence[Answer]) -> str:
-    """A contender's line: its speed, and its ratios to ours without a draft and to llama.cpp's own loop."""
+    """A contender's line: its speed, and its ratios to ours without a draft and to llama.cpp's own loop.
+
+    Of both the ratio of whole answers, and to ours that of what follows the first piece.
+    """
     speed = sum(answer.num_tokens for answer in answers) / sum(answer.seconds for answer in answers)
-    columns = [f"{name:22}{speed:8.1f} tokens/s"]
-    for other in (plain, reference):
-        ratios = [
-            theirs.seconds_per_token / ours.seconds_per_token for ours, theirs in zip(answers, other, strict=True)
-        ]
+    columns = [f"{name:26}{speed:8.1f} tokens/s"]
+    for figure, other in (
+        ("seconds_per_token", plain),
+        ("later_seconds_per_token", plain),
+        ("seconds_per_token", reference),
+    ):
+        ratios = [getattr(theirs, figure) / getattr(ours, figure) for ours, theirs in zip(answers, other, strict=True)]
         columns.append(f"{statistics.median(ratios):6.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
     same = sum(ours.text == theirs.text for ours, theirs in zip(answers, plain, strict=True))
     return "  ".join([*columns, f"same {same} of {len(answers)}"])
@@ -186,7 +208,7 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     how: GgufOptions = {"threads": threads}
     if options.max_width is not None:
         how["max_width"] = options.max_width
-    provider = GgufProvider(options.model, **how)
+    provider, loose = GgufProvider(options.model, **how), GgufProvider(options.model, exact=False, **how)
     load_s = time.perf_counter() - started
     model = provider.capabilities.token_model
     assert isinstance(model, GgufModel)
@@ -194,12 +216,14 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     print(f"\n{threads} threads: loaded in {load_s:.2f} s, {memory_mb:.0f} MB; {model.describe_passes()}")
     log = AnswerLog(options.answers)
     for temperature in options.temperatures:
-        for kind, kinds in ((kind, kinds) for kind, kinds in KINDS.items() if kind in options.kinds):
+        for kind in options.kinds:
             contenders = {
                 "llama.cpp": make_llama_cpp(options.model, model, threads),
                 "gguf": make_gguf(provider, None),
                 "gguf lookup": make_gguf(provider, PromptLookup()),
                 "gguf suffix": make_gguf(provider, SuffixDraft()),
+                "gguf, exact=false": make_gguf(loose, None),
+                "gguf suffix, exact=false": make_gguf(loose, SuffixDraft()),
                 "gguf lookup+suffix": make_gguf(provider, CascadeDraft(PromptLookup(), SuffixDraft())),
             }
             if not temperature and options.llama_class:
@@ -211,20 +235,21 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
                 if name in {"llama.cpp", "gguf"} or any(part in name for part in options.only)
             }
             requests = [
-                ChatRequest.create(
-                    list(prompt.turns[0]), temperature=temperature, seed=SEED, max_tokens=options.max_tokens
-                )
-                for prompt in choose_prompts(kinds, options.prompts)
+                ChatRequest.create(prompt, temperature=temperature, seed=SEED, max_tokens=options.max_tokens)
+                for prompt in make_chat_prompts(options.prompts)[kind]
             ]
             for contender in contenders.values():  # nothing is loaded or allocated while it is measured
                 await contender(replace(requests[0], max_tokens=2))
             what = f"{options.model.name}, {threads} threads, {temperature:g}, {options.max_tokens} tokens"
             answers = await compare(contenders, requests, log, f"{what}, {', '.join(contenders)}")
-            print(f"{kind}, temperature {temperature}: ratio to gguf without a draft, and to llama.cpp's own loop")
+            print(
+                f"{kind}, temperature {temperature}: ratio to gguf without a draft, whole and later, and to llama.cpp"
+            )
             for name, given in answers.items():
                 print("  " + describe(name, given, answers["gguf"], answers["llama.cpp"]), flush=True)
     print(f"resident at the end: {read_memory_mb():.0f} MB")
     await provider.aclose()
+    await loose.aclose()
 
 
 def main() -> None:
@@ -237,7 +262,7 @@ def main() -> None:
     parser.add_argument("--no-llama-class", dest="llama_class", action="store_false", help="without llama-cpp-python's")
     parser.add_argument("--max-width", type=int, help="drafts even where they do not pay")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names; plain decoding is always there")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of prompts")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of prompts")
     parser.add_argument("--answers", type=Path, help="keep answers in this file, and go on with those that it has")
     parser.add_argument("--cpu-time", action="store_true", help="of this process: with one thread, on a busy machine")
     options = parser.parse_args()

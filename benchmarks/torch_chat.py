@@ -28,38 +28,18 @@ from typing import Any, Final
 
 import torch
 from answer_log import Answer, AnswerLog
+from chat_prompts import make_chat_prompts
 from llm_spec_torch import TorchModel, TorchProvider
 
 from llm_spec import CascadeDraft, ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
-from llm_spec.bench.prompts import get_default_prompts
 
 transformers: Any = importlib.import_module("transformers")  # of which little is typed
 
-COPY_CATEGORIES: Final = ("edit", "quote", "json")
-OPEN_QUESTIONS: Final = (
-    "What should somebody pack for a week of walking in the mountains?",
-    "Explain how a bill becomes a law, to a child of ten.",
-    "Tell a short story about a cat that is afraid of mice.",
-    "How does a refrigerator keep food cold?",
-    "What are the advantages of working from home, and what is difficult about it?",
-    "Describe a market on a summer morning.",
-)
 TORCH_PLAIN: Final = "torch: plain"
 HF_PLAIN: Final = "transformers plain"
 
 
 Contender = Callable[[ChatRequest], Answer]
-
-
-def make_prompts(num_prompts: int) -> dict[str, list[str]]:
-    """Prompts by kind."""
-    package = get_default_prompts("torch:")
-    texts = {
-        kind: [prompt.turns[0][0].text for prompt in package if prompt.category == kind]
-        for kind in (*COPY_CATEGORIES, "open")
-    }
-    copies = [text for kind in COPY_CATEGORIES for text in texts[kind]]
-    return {"copy": copies[:num_prompts], "open": [*texts["open"], *OPEN_QUESTIONS][:num_prompts]}
 
 
 def load_transformers(folder: Path) -> tuple[Any, Any]:
@@ -192,7 +172,9 @@ def compare(arguments: argparse.Namespace, threads: int) -> None:
     loose = TorchModel(arguments.folder, device="cpu", max_requests=1, exact=False)
     print(f"widths of equal bits: {list(exact.pass_widths)}" if exact.same_text else "no widths of equal bits")
     log = AnswerLog(arguments.answers)
-    prompts = {kind: texts for kind, texts in make_prompts(arguments.num_prompts).items() if kind in arguments.kinds}
+    prompts = {
+        kind: texts for kind, texts in make_chat_prompts(arguments.num_prompts).items() if kind in arguments.kinds
+    }
     for temperature in arguments.temperatures:
         requests = [
             ChatRequest.create(text, max_tokens=arguments.max_tokens, temperature=temperature, seed=1)

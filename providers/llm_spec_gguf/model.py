@@ -13,6 +13,7 @@ only long drafts pay that are likely to be right.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,19 +131,21 @@ class GgufModel:
 
     def _search_exact_passes(self) -> tuple[ValueType, AgreeingWidths]:
         """Values and widths with which a row has the same bits: such that a single row is one of them, if there are."""
-        found: list[tuple[ValueType, AgreeingWidths]] = []
-        for max_width in [self.max_width, *(width for width in _WIDTHS_OF_NARROW_KERNELS if width < self.max_width)]:
-            for value_type in get_args(ValueType):
-                agreeing = self._search_widths(value_type, _list_widths(max_width))
-                if 1 in agreeing.widths:
-                    return value_type, agreeing
-                found += [(value_type, agreeing)] if agreeing.widths else []
-        return found[0] if found else ("float16", AgreeingWidths((), {}))
+        max_widths = [self.max_width, *(width for width in _WIDTHS_OF_NARROW_KERNELS if width < self.max_width)]
+        choices = list(itertools.product(max_widths, get_args(ValueType)))
+        for needs_single_row in (True, False):
+            for max_width, value_type in choices:
+                found = self._search_widths(value_type, _list_widths(max_width), needs_single_row=needs_single_row)
+                if found.widths:
+                    return value_type, found
+        return "float16", AgreeingWidths((), {})
 
-    def _search_widths(self, value_type: ValueType, candidates: Sequence[int]) -> AgreeingWidths:
+    def _search_widths(
+        self, value_type: ValueType, candidates: Sequence[int], *, needs_single_row: bool
+    ) -> AgreeingWidths:
         context = self._make_search_context(value_type)
         try:
-            found = find_agreeing_widths(context, candidates, self.vocab_size)
+            found = find_agreeing_widths(context, candidates, self.vocab_size, needs_first=needs_single_row)
         finally:
             context.close()
         return found if candidates[-1] in found.widths else found._replace(widths=())

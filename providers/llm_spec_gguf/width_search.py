@@ -77,8 +77,12 @@ class AgreeingWidths(NamedTuple):
         return min(self._list_pass_s(above=count - 1))
 
 
-def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_size: int) -> AgreeingWidths:
+def find_agreeing_widths(
+    context: LlamaContext, widths: Sequence[int], vocab_size: int, *, needs_first: bool = False
+) -> AgreeingWidths:
     """Those of the ascending widths at which rows have the bits that they have in the widest pass.
+
+    `needs_first`: where the first width is not among them, there are none, and the others are not looked at.
 
     It is looked at in a cache in which attention's way changes within the text that is read, and for some of the widths
     in an empty one, too. The context is empty, with room for SEARCH_CAPACITY tokens and SEARCH_SEQUENCES; it is of no
@@ -92,7 +96,7 @@ def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_siz
     for sequence in range(1, SEARCH_SEQUENCES):
         context.load_state(state, sequence)
     reader = _TextReader(context, text_ids)
-    agreeing = reader.filter_agreeing_widths(widths)
+    agreeing = reader.filter_agreeing_widths(widths, needs_first=needs_first)
     if agreeing:
         context.clear()
         context.load_state(state, 0)
@@ -110,9 +114,11 @@ class _TextReader:
         self._text_ids = text_ids
         self.pass_s: dict[int, float] = {}
 
-    def filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
+    def filter_agreeing_widths(self, widths: Sequence[int], *, needs_first: bool = False) -> list[int]:
         """The widths whose rows are those of the widest, as often as they are looked at."""
         reference = self._read_in_passes(widths[-1])
+        if needs_first and not _have_equal_rows(self._read_in_passes(widths[0]), reference):
+            return []
         return [width for width in widths if _have_equal_rows(self._read_in_passes(width), reference)]
 
     def _read_in_passes(self, width: int) -> NDArray[np.float32]:

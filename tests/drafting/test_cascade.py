@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -56,6 +57,10 @@ class Tokens:
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - always the same
         self._kept.append(self._generate())
         return self._kept[-1]
+
+    def set_tokens(self, *tokens: DraftToken) -> None:
+        """What it drafts from now on."""
+        self._tokens = tokens
 
     def _generate(self) -> Iterator[DraftToken]:
         self.num_begun += 1
@@ -113,14 +118,31 @@ def test_joined_drafts_need_the_same_vocabulary_all() -> None:
     assert CascadeDraft(PromptLookup(), RandomDraft()).token_draft_refusal(TARGET) is None
 
 
-def test_joined_drafts_close_what_they_opened() -> None:
-    """Also when a later one cannot be opened."""
+def test_a_joined_model_is_opened_when_its_turn_comes() -> None:
+    """Where the draft before it is sure, it reads nothing. When the answer ends, both are closed."""
     model = TableModel(seed=5)
+    first = Tokens(DraftToken(1, 0.9))
+    draft = CascadeDraft(cast("Any", first), ProviderDraft(LocalProvider(model))).open_token_draft(
+        TARGET, choose, PROMPT
+    )
+    for confidence, num_open in ((0.9, 0), (0.1, 1), (0.9, 1)):
+        first.set_tokens(DraftToken(1, confidence))
+        with contextlib.closing(cast("Any", draft.propose(PROMPT))) as tokens:
+            next(tokens)
+        assert model.num_open == num_open
+    draft.close()
+    assert model.num_open == 0
+
+
+def test_joined_drafts_close_what_they_opened() -> None:
+    """Also one that could not read the prompt."""
     broken = TableModel(seed=5, fail_at={0: OSError("gone")})
-    drafts = [ProviderDraft(LocalProvider(model)), ProviderDraft(LocalProvider(broken))]
+    joined = CascadeDraft(cast("Any", Tokens()), ProviderDraft(LocalProvider(broken)))
+    draft = joined.open_token_draft(TARGET, choose, PROMPT)
     with pytest.raises(OSError, match="gone"):
-        CascadeDraft(*drafts).open_token_draft(TARGET, choose, PROMPT)
-    assert model.num_open == broken.num_open == 0
+        list(draft.propose(PROMPT))
+    draft.close()
+    assert broken.num_open == 0
 
 
 class TimedTokens(Tokens):
@@ -144,9 +166,9 @@ class Rounds:
         self.clock = [0.0]
         monkeypatch.setattr("llm_spec.drafting.cascade.perf_counter", lambda: self.clock[0])
 
-    def run(self, joined: CascadeDraft, num_rounds: int, token_id: int = 7) -> None:
-        draft = joined.for_request().open_token_draft_for_request(None, TARGET, choose, PROMPT)
-        context_ids = [*PROMPT]
+    def run(self, joined: CascadeDraft, num_rounds: int, token_id: int = 7, prompt_ids: Sequence[int] = PROMPT) -> None:
+        draft = joined.for_request().open_token_draft_for_request(None, TARGET, choose, prompt_ids)
+        context_ids = [*prompt_ids]
         for _ in range(num_rounds):
             proposed = [token.token_id for token in itertools.islice(draft.propose(context_ids), 1)]
             self.clock[0] += 1.0
@@ -155,24 +177,89 @@ class Rounds:
 
 
 def test_a_joined_draft_that_takes_more_than_it_saves_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After three turns for 32, after four more for 64, and so on; the next answer goes on where this one has ended."""
+    """After three turns, and the one in which it reads, for 32; then for 64, and so on, also in the next answer."""
     rounds = Rounds(monkeypatch)
     dear = TimedTokens(7, rounds.clock, 1.5)
     joined = CascadeDraft(cast("Any", dear))
     rounds.run(joined, 20)
-    assert dear.num_begun == 3
+    assert dear.num_begun == 4
     rounds.run(joined, 200)
-    assert dear.num_begun == 3 + 4 + 4
+    assert dear.num_begun == 4 + 4 + 4
+
+
+def test_a_joined_draft_that_loses_much_is_left_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lost 4 steps by 4 turns, 2 more than it may: at .03 a turn for 60 turns or so."""
+    rounds = Rounds(monkeypatch)
+    dear = TimedTokens(7, rounds.clock, 2.0)
+    joined = CascadeDraft(cast("Any", dear))
+    rounds.run(joined, 4 + 55)
+    assert dear.num_begun == 4
+    rounds.run(joined, 55)
+    assert dear.num_begun > 4
 
 
 def test_a_joined_draft_is_judged_across_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What becomes of an answer's last turn nobody knows: the third that counts is in the second answer."""
+    """Of three turns one counts: in the first it reads, and what became of the last nobody knows."""
     rounds = Rounds(monkeypatch)
     dear = TimedTokens(7, rounds.clock, 1.5)
     joined = CascadeDraft(cast("Any", dear))
     for _ in range(10):
         rounds.run(joined, 3)
-    assert dear.num_begun == 4
+    assert dear.num_begun == 2 * 3 + 2
+
+
+def test_a_joined_draft_reads_a_long_prompt_only_for_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading 400 tokens takes 8 steps, as it is taken to be; it may lose 2, and wins .1 in a turn, or more."""
+    rounds = Rounds(monkeypatch)
+    draft = TimedTokens(7, rounds.clock, 0.1)
+    joined = CascadeDraft(cast("Any", draft))
+    rounds.run(joined, 50, prompt_ids=[1] * 400)
+    assert draft.num_begun == 0
+    rounds.run(joined, 100, prompt_ids=[1] * 400)
+    first_turn = 100 - draft.num_begun
+    assert 60 <= first_turn < 90
+    draft.num_begun = 0
+    rounds.run(joined, 100, prompt_ids=[1] * 400)
+    assert draft.num_begun > 90, "it was quick, and its tokens are right"
+
+
+def test_reading_a_long_prompt_is_not_held_against_a_joined_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beyond its credit: its turns before were to have been worth it. What it takes, the next answer knows."""
+    rounds = Rounds(monkeypatch)
+    draft = TimedTokens(7, rounds.clock, 0.1)
+    joined = CascadeDraft(cast("Any", draft))
+    draft.seconds_of_turns = [10.0]
+    rounds.run(joined, 110, prompt_ids=[1] * 400)
+    assert draft.num_begun > 20
+    draft.num_begun = 0
+    rounds.run(joined, 5, prompt_ids=[1] * 400)
+    assert draft.num_begun == 0, "8 steps and more by .9 a turn"
+    rounds.run(joined, 30, prompt_ids=[1] * 400)
+    assert draft.num_begun > 15
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.05, 16), (0.3, 3), (0.8, 1)])
+def test_a_joined_draft_drafts_no_further_than_it_pays(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """All of its tokens have half a chance: a token of a third of a step may be the second or third, not the fifth."""
+    rounds = Rounds(monkeypatch)
+
+    class Half(Tokens):
+        def _generate(self) -> Iterator[DraftToken]:
+            for _ in range(20):
+                rounds.clock[0] += seconds
+                yield DraftToken(7, 0.5)
+
+    draft = CascadeDraft(cast("Any", Half())).open_token_draft(TARGET, choose, PROMPT)
+    context_ids = [*PROMPT]
+    lengths: list[int] = []
+    for number in range(12):
+        lengths.append(len([*itertools.islice(draft.propose(context_ids), 16)]))
+        rounds.clock[0] += 1.0
+        context_ids += [7, 8] if number % 2 else [8]
+    assert max(lengths[4:]) <= most
+    assert max(lengths) >= min(2, most)
 
 
 def test_what_a_joined_draft_has_missed_is_not_held_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
