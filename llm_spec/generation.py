@@ -73,7 +73,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
     """Propose, verify, accept and commit until the answer ends or is cancelled; every round emits at least one token.
 
     `draft_s` and `verify_s` of a round add up to the time that it took in this process. The lookahead steers by what
-    drafting and verifying alone cost, by the device's clock where it has one.
+    drafting and verifying alone cost, by the device's clock where it has one; but for what a draft itself weighs.
     """
     watch = _Stopwatch()
     while answer.stopped_by is None and not answer.cancelled.is_set():
@@ -85,6 +85,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         proposed = proposer.propose(lookahead, draft_room)
         proposal: Sequence[DraftToken] = proposed[: count_worth_verifying(proposed, lookahead)]
         draft_s = watch.measure_lap_s()
+        priced_draft_s = max(draft_s - proposer.self_paced_s, 0.0)
 
         room_ahead = (
             0 if proposer.has_open_draft else answer.count_draftable_tokens()
@@ -105,7 +106,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
                 RoundFeedback(
                     num_draft_tokens=len(proposal),
                     num_accepted_tokens=num_accepted,
-                    draft_s=draft_s + verified.draft_s,
+                    draft_s=priced_draft_s + verified.draft_s,
                     verify_s=verified.verify_s,
                     confidences=tuple(token.confidence for token in considered),
                     num_right=count_right_tokens(considered, token_ids),

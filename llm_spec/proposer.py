@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from llm_spec._iterators import as_closable_generator
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel
+from llm_spec.contract.local import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel
 from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
 from llm_spec.errors import DraftError, format_error_line
 from llm_spec.tokens.lookahead import LookaheadController
@@ -32,6 +32,7 @@ class Proposer:
         self._timeout_s = timeout_s
         self._cancelled = cancelled
         self._draft: TokenDraft | None = None
+        self._self_paced: SelfPacedTokenDraft | None = None  # the draft, if it is one
         self.fallback: str | None = None
 
     @property
@@ -42,7 +43,13 @@ class Proposer:
     def open_draft_if_possible(self, open_draft: Callable[[], TokenDraft]) -> None:
         """Open the draft; if that fails, there is none."""
         with self._drop_draft_on_failure():
-            self._draft = open_draft()
+            self._draft = draft = open_draft()
+            self._self_paced = draft if isinstance(draft, SelfPacedTokenDraft) else None
+
+    @property
+    def self_paced_s(self) -> float:
+        """Seconds of the last proposal that the draft itself weighs."""
+        return 0.0 if self._self_paced is None else self._self_paced.self_paced_s
 
     def propose(self, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
         """Draft up to `draft_room` tokens, as many as the lookahead policy chooses; empty if there is no draft.
@@ -58,7 +65,7 @@ class Proposer:
 
     def close(self) -> None:
         """Close the draft, after which the target goes on alone; calling it twice is harmless."""
-        draft, self._draft = self._draft, None
+        draft, self._draft, self._self_paced = self._draft, None, None
         if draft is not None:
             with self._drop_draft_on_failure(" (raised by the draft's close)"):
                 draft.close()

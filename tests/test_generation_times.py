@@ -128,6 +128,30 @@ def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
     ]
 
 
+class SelfPacedDraft(ScriptedDraft):
+    """Of its proposals a half is weighed by itself."""
+
+    @property
+    def self_paced_s(self) -> float:
+        return DRAFT_TOKEN_S / 2
+
+
+def test_what_a_draft_weighs_itself_is_no_price_of_its_tokens(seconds: Seconds) -> None:
+    """The lookahead steers by the rest; the round's own times stay whole."""
+    target, learner = SlowTable(seconds, "abcdefghij", order=8), SlowLearner(seconds)
+
+    def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        seconds.spend(DRAFT_TOKEN_S)
+        yield DraftToken(b"abcdefghij"[len(context_ids) - 5])
+
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+    draft = SelfPacedDraft(propose)
+    with Generation(target, prompt_ids, SlowRule(seconds, target), learner, open_draft=lambda: draft) as generation:
+        next(iter(generation))
+    assert generation.rounds[0].draft_s == DRAFT_TOKEN_S + EOS_S
+    assert learner.reports[0].draft_s == DRAFT_TOKEN_S / 2 + EOS_S
+
+
 def test_a_generation_without_a_draft_opens_none(seconds: Seconds) -> None:
     """Its time for that is 0, and every round is the target's alone."""
     target = SlowTable(seconds, "abc", order=8)

@@ -32,6 +32,7 @@ __all__ = [
     "PrefixReusingSession",
     "RequestAdmittingModel",
     "RequestAwareDrafter",
+    "SelfPacedTokenDraft",
     "TokenBytesTokenizer",
     "TokenDraft",
     "TokenDrafter",
@@ -284,6 +285,16 @@ class TokenDraft(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SelfPacedTokenDraft(TokenDraft, Protocol):
+    """A draft that weighs by itself what a part of its drafting costs; optional beside `TokenDraft`."""
+
+    @property
+    def self_paced_s(self) -> float:
+        """Seconds of the last proposal that the lookahead is not to count as the price of its tokens."""
+        ...
 
 
 @runtime_checkable

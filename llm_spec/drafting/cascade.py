@@ -215,6 +215,8 @@ class _CascadeTokenDraft:
                 for draft in self._drafts
             ]
             last_resort = proposals[-1] if self._has_fallback_draft else None
+            for known in filter(None, self._worths):
+                known.turn_s = 0.0
             for guesses, worth in zip(proposals, self._worths, strict=True):
                 if worth is not None and not worth.take_turn(len(context_ids)):
                     continue
@@ -226,6 +228,11 @@ class _CascadeTokenDraft:
                         self._proposed.append(token.token_id)
                         yield token
                     return
+
+    @property
+    def self_paced_s(self) -> float:
+        """Seconds of the drafts that take time, each of which weighs them."""
+        return sum(worth.turn_s for worth in self._worths if worth is not None)
 
     def close(self) -> None:
         for index, worth in enumerate(self._worths):
@@ -246,8 +253,9 @@ class _CascadeTokenDraft:
             num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             if self._chosen is not None:
                 self._chosen.judge_tokens(num_right, is_wrong=num_right < min(len(self._proposed), num_new))
-            if self._step_s is not None:
-                won_s = min(num_right, num_new - 1) * self._step_s
+            if self._step_s:
+                verifying_s = min(max(last_s - self._step_s, 0.0), self._step_s)  # more than one may be a hiccup
+                won_s = min(num_right, num_new - 1) * self._step_s - verifying_s
                 for worth in filter(None, self._worths):
                     worth.end_turn(won_s if worth is self._chosen else 0.0, self._step_s)
         self._chosen, self._num_context = None, len(context_ids)
@@ -288,7 +296,7 @@ class _DraftWorth:
         self._is_reading = False  # in this turn: what it has missed, …
         self._num_reading = 0  # … which are so many tokens, if that is known
         self._reading_s = 0.0
-        self._turn_s = 0.0  # that this turn has taken so far
+        self.turn_s = 0.0  # that this round has taken so far
 
     def take_turn(self, num_context: int) -> bool:
         """Whether it may draft in this round, in which those before it do not; the context has so many tokens."""
@@ -317,10 +325,10 @@ class _DraftWorth:
             token_s, rate = self._token_s.value, self._acceptance.rate
             confidence = get_confidence_before_sampling(token)
             survival *= rate if confidence is None else (rate + confidence) / 2.0
-            if step_s is not None and token_s is not None and survival * rate * step_s < token_s:
+            if step_s and token_s is not None and survival * rate * step_s < token_s:
                 return
             started_s = perf_counter()
-        self._turn_s += perf_counter() - started_s
+        self.turn_s += perf_counter() - started_s
 
     def judge_tokens(self, num_right: int, *, is_wrong: bool) -> None:
         """Of the tokens that it drafted so many were right, and whether the next was wrong."""
@@ -328,10 +336,9 @@ class _DraftWorth:
 
     def end_turn(self, won_s: float, step_s: float) -> None:
         """The round has ended in which it may have had a turn, and won so much time by it."""
-        turn_s, self._turn_s = self._turn_s, 0.0
-        if not turn_s:
+        if not self.turn_s:
             return
-        gain = (won_s - turn_s) / step_s
+        gain = (won_s - self.turn_s) / step_s
         if self._num_reading and self._token_s.value is not None:
             reading_s = max(self._reading_s - self._token_s.value, 0.0)  # a token was drafted, too
             self._reading_steps.update(self._num_reading, reading_s / step_s)
@@ -344,7 +351,7 @@ class _DraftWorth:
         self._add_credit(gain)
         self._num_turns += 1
         self._won_s = _KEEP * self._won_s + won_s
-        self._taken_s = _KEEP * self._taken_s + turn_s
+        self._taken_s = _KEEP * self._taken_s + self.turn_s
         self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
         if self._num_turns >= _MIN_TURNS and self._won_s < self._taken_s:
             self._num_turns_left_out = max(self._pause, round(-self._credit / _TRIAL_SHARE))
@@ -354,11 +361,11 @@ class _DraftWorth:
             self._pause = _FIRST_PAUSE
 
     def _add_token(self, seconds: float) -> None:
-        if self._is_reading and not self._turn_s:
+        if self._is_reading and not self.turn_s:
             self._reading_s = seconds
         else:
             self._token_s.update(1, seconds)
-        self._turn_s += seconds
+        self.turn_s += seconds
 
     def _add_credit(self, num_steps: float) -> None:
         self._credit = min(self._credit + num_steps, _MAX_CREDIT)

@@ -15,6 +15,7 @@ from llm_spec import (
     CascadeDraft,
     ChatRequest,
     ConfigError,
+    DraftCapabilities,
     DraftError,
     DraftToken,
     PromptLookup,
@@ -25,6 +26,7 @@ from llm_spec import (
     TokenModel,
     TokenSampler,
 )
+from llm_spec.contract.local import SelfPacedTokenDraft
 from llm_spec.testing import ByteTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 
 # ----------------------------------------------------------------------------------------------- joined
@@ -143,6 +145,12 @@ def test_joined_drafts_close_what_they_opened() -> None:
         list(draft.propose(PROMPT))
     draft.close()
     assert broken.num_open == 0
+
+
+class FreeTokens(Tokens):
+    """Those of a draft that asks no model."""
+
+    capabilities = DraftCapabilities(is_free=True)
 
 
 class TimedTokens(Tokens):
@@ -300,3 +308,16 @@ def test_joining_nothing_is_refused() -> None:
         CascadeDraft()
     with pytest.raises(ConfigError, match="min_confidence"):
         CascadeDraft(PromptLookup(), min_confidence=1.5)
+
+
+def test_joined_drafts_tell_what_they_weigh_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of the last proposal's drafts that take time: none where a free one was sure."""
+    rounds = Rounds(monkeypatch)
+    free, dear = FreeTokens(DraftToken(1, 0.1)), TimedTokens(7, rounds.clock, 0.25)
+    joined = CascadeDraft(cast("Any", free), cast("Any", dear)).open_token_draft(TARGET, choose, PROMPT)
+    assert isinstance(joined, SelfPacedTokenDraft)
+    for confidence, seconds in ((0.1, 0.25), (0.9, 0.0), (0.1, 0.25)):
+        free.set_tokens(DraftToken(1, confidence))
+        with contextlib.closing(cast("Any", joined.propose(PROMPT))) as tokens:
+            next(tokens)
+        assert joined.self_paced_s == seconds
