@@ -2,7 +2,7 @@
 
     vllm serve FOLDER --served-model-name m --enable-auto-tool-choice --tool-call-parser hermes \\
         --chat-template benchmarks/hermes_template.jinja [--enable-scale-out] \\
-        [--reasoning-parser deepseek_r1 --default-chat-template-kwargs '{"thinks": true}']
+        [--reasoning-parser olmo3 --default-chat-template-kwargs '{"thinks": true}']
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 [--kind tools|reasoning] [--eager]
         [--strategies race probe score] [--drafts lookup suffix prediction vllm:m@http://127.0.0.1:8001/v1]
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 --samples 300 --strategies race probe
@@ -201,8 +201,11 @@ def list_requests(kind: str, num_requests: int, max_tokens: int) -> list[ChatReq
 
 
 def make_reasoning_request(question: str, max_tokens: int) -> ChatRequest:
-    """With an example: small models reason in the form that they have seen."""
-    thought = "<think>The user asks what 2 plus 3 is. That is easy: it is 5.\n</think>\n2 plus 3 is 5."
+    """With an example: small models reason in the form that they have seen.
+
+    vLLM takes reasoning for ended where the prompt has its end, as tokens: here "></" is one of them.
+    """
+    thought = "<think><p>The user asks what 2 plus 3 is. It is 5.</p></think>\n2 plus 3 is 5."
     messages = [
         {"role": "user", "content": "What is 2 plus 3?"},
         {"role": "assistant", "content": thought},

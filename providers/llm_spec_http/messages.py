@@ -64,16 +64,29 @@ class HttpMessageParser:
         *,
         by_token: bool = False,
     ) -> ParsedMessage:
+        message, is_trusted = await self._parse(request, prompt_ids, token_ids, finish_reason, by_token=by_token)
+        if not is_trusted:
+            self.reject()
+        return message
+
+    async def _parse(
+        self,
+        request: ChatRequest,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+        *,
+        by_token: bool,
+    ) -> tuple[ParsedMessage, bool]:
+        """The message, and whether it may be read at once again."""
         if not token_ids:
-            return ParsedMessage(finish_reason=finish_reason)
-        body = self._build_body(request)
+            return ParsedMessage(finish_reason=finish_reason), True
+        body, is_trusted = self._build_body(request), True
         try:
-            message = ParsedMessage()
-            if not by_token:
-                choice = await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)
-                message = _read_message([choice])
-            if by_token or _has_broken_call(message, is_whole=finish_reason == "stop"):
+            if by_token:
                 message = await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason)
+            else:
+                message, is_trusted = await self._parse_at_once(body, prompt_ids, token_ids, finish_reason)
         except TransientError:
             raise
         except LlmSpecError:
@@ -84,7 +97,26 @@ class HttpMessageParser:
             what = f"answered in another form ({type(error).__name__}: {error})"
             raise TargetError(self._client.format_error_message(what)) from error
         # vLLM's parser of streams also calls an answer that was cut "tool_calls", which its chat does not
-        return message if finish_reason == "stop" else message._replace(finish_reason=finish_reason)
+        message = message if finish_reason == "stop" else message._replace(finish_reason=finish_reason)
+        return message, is_trusted
+
+    async def _parse_at_once(
+        self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
+    ) -> tuple[ParsedMessage, bool]:
+        """As a stream reads it whose tokens all come at once, which some of vLLM's parsers lose a part of.
+
+        So a whole answer is read without streaming as well, and token by token where the two differ.
+        """
+        message = _read_message([await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)])
+        if _has_broken_call(message, is_whole=finish_reason == "stop"):
+            return await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason), True
+        if finish_reason is None or (finish_reason != "stop" and message.tool_calls):  # the last call is cut
+            return message, True
+        whole = await self._api.parse_whole(self._post_json, body, prompt_ids, token_ids, finish_reason)
+        if _is_same(_read_message([whole]), message):
+            return message, True
+        by_tokens = await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason)
+        return by_tokens, _is_same(by_tokens, message)
 
     async def _parse_one_by_one(
         self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
@@ -152,10 +184,15 @@ class HttpMessageParser:
         written = answer.token_ids if is_cut else answer.token_ids[:-1]  # without the token that ends it
         whole: tuple[int, ParsedMessage, FinishReason | None] = (len(written), own, "length" if is_cut else "stop")
         for num_tokens, message, reason in [whole, *((*cut, None) for cut in answer.list_beginnings())]:
-            parsed = await self.parse(request, prompt_ids, written[:num_tokens], reason)
-            if _strip_ids(parsed) != _strip_ids(message):
-                parsed = await self.parse(request, prompt_ids, written[:num_tokens], reason, by_token=True)
-            if _strip_ids(parsed) != _strip_ids(message):
+            for by_token in (False, True):
+                parsed, is_trusted = await self._parse(
+                    request, prompt_ids, written[:num_tokens], reason, by_token=by_token
+                )
+                if not is_trusted:
+                    return None
+                if is_alike := _strip_ids(parsed) == _strip_ids(message):
+                    break
+            if not is_alike:
                 return None
         return parts
 
@@ -226,6 +263,11 @@ def _read_message(choices: Sequence[Mapping[str, Any]]) -> ParsedMessage:
 
 def _make_message(response: ChatResponse) -> ParsedMessage:
     return ParsedMessage(response.message.text, response.reasoning, response.message.tool_calls)
+
+
+def _is_same(message: ParsedMessage, other: ParsedMessage) -> bool:
+    """Whether two messages say the same, whatever ended them."""
+    return _strip_ids(message)._replace(finish_reason=None) == _strip_ids(other)._replace(finish_reason=None)
 
 
 def _strip_ids(message: ParsedMessage) -> ParsedMessage:

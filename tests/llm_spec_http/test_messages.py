@@ -62,6 +62,8 @@ ANSWERS = {
     "not JSON, and more": f"{call('read', '{path: a}')}\n{SUM}\n{call('read', '{path: of the other one}')}",
     "brace too many": ONE.replace("}}", "}}}"),
     "thought": THOUGHT,
+    "thought and call": f"<think>The user wants a file.</think>{ONE}",
+    "thought and text": "<think>Two and two are four, as all who count know.</think>It is four, as far as I know.",
 }
 STRATEGIES = ("race", "probe", "score")
 
@@ -233,6 +235,29 @@ async def test_a_parser_that_differs_from_chat_is_not_believed(server: MessageSe
     async with opened(server) as target:
         result = await answer(target, "probe", ReferenceDraft(TWO), ask("two"))
         assert (result.strategy, result.plain_reason) == ("plain", "target")
+
+
+async def test_a_parser_that_loses_what_comes_at_once_is_not_believed() -> None:
+    """As vLLM's of OLMo 3: of reasoning and text in one piece it gives the reasoning, and waits for another piece."""
+    server = MessageServer(dict(ANSWERS), reasons=True, loses_rest=True)
+    async with opened(server, taught_by=("thought and text",)) as target:
+        result = await answer(target, "probe", ReferenceDraft(THOUGHT), ask("thought"))
+        assert (result.strategy, result.plain_reason) == ("plain", "target")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_what_a_parser_loses_later_is_found_at_the_end(strategy: str) -> None:
+    """The answer by which it was tried had no text that could be lost. This one is whole; later ones are plain."""
+    server = MessageServer(dict(ANSWERS), reasons=True, loses_rest=True)
+    async with opened(server, taught_by=("thought and call",)) as target:
+        request = ask("thought and text")
+        plain = await answer_plain(target, request)
+        draft = ReferenceDraft(ANSWERS["thought and text"])
+        result = await answer(target, strategy, draft, request)
+        assert (message(result), result.strategy, result.fallbacks) == (message(plain), strategy, ())
+        assert result.stats.num_accepted_draft_tokens > 0
+        after = await answer(target, strategy, draft, request)
+        assert (message(after), after.plain_reason) == (message(plain), "target")
 
 
 async def test_answers_without_a_call_teach_nothing() -> None:

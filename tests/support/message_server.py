@@ -95,6 +95,7 @@ class MessageServer:
     tokens_per_chunk: int = 1  # of chat
     corrupts: bool = False
     corrupts_parts: bool = False  # a call that is not whole is missing
+    loses_rest: bool = False  # of tokens that come at once it reads no more than the reasoning, if there is any
     is_constrained: bool = False
     reasons: bool = False  # its chat takes reasoning out of every answer
     url: str = ""
@@ -258,6 +259,8 @@ class MessageServer:
                 self.derender_status = 404
         if self.derender_status != 200:
             return _refuse(self.derender_status)
+        if "generate_response" in body:
+            return self._derender_whole(body)
         (choice,) = body["generate_chunk"]["choices"]
         reason = choice["finish_reason"]
         read_ids = body["stream_state"]["output_token_ids"]
@@ -271,10 +274,20 @@ class MessageServer:
             message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
         if self.corrupts_parts and reason is None:
             message = message._replace(calls=message.calls[:-1])
+        if self.loses_rest and message.reasoning != shown.reasoning:
+            message = message._replace(content=shown.content)
         calls_now = message.calls != shown.calls
         reason = "tool_calls" if reason is not None and calls_now else reason  # as vLLM, of a cut answer, too
         parsed = {"index": 0, "delta": _diff(shown, message), "finish_reason": reason}
         return web.json_response({"chunk": {"choices": [parsed]}, "stream_state": {}})
+
+    def _derender_whole(self, body: dict[str, Any]) -> web.Response:
+        (choice,) = body["generate_response"]["choices"]
+        message = self._read_ids(choice["token_ids"], body["chat_request"], is_whole=True)
+        if self.corrupts:
+            message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
+        parsed = {"index": 0, "message": _diff(ReadMessage("", "", ()), message), "finish_reason": "stop"}
+        return web.json_response({"choices": [parsed]})
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -82,6 +82,17 @@ class MessageApiDialect(Protocol):
         """
         ...
 
+    async def parse_whole(
+        self,
+        post_json: PostJson,
+        body: Body,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+    ) -> Mapping[str, Any]:
+        """The same of a whole answer as chat gives it without streaming, as if it were a stream's."""
+        ...
+
     async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:
         """The prompt's ids, and whether something holds the server's answer to a form."""
         ...

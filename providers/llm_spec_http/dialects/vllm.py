@@ -78,6 +78,27 @@ class _VllmMessageApi:
         (parsed,) = answer["chunk"]["choices"]
         return cast("Mapping[str, Any]", parsed)
 
+    async def parse_whole(
+        self,
+        post_json: PostJson,
+        body: Body,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+    ) -> Mapping[str, Any]:
+        choice = {"index": 0, "token_ids": list(token_ids), "finish_reason": finish_reason}
+        answer = await post_json(
+            "chat/completions/derender",
+            {
+                "generate_response": {"request_id": "whole", "choices": [choice]},
+                "prompt_tokens": len(prompt_ids),
+                "prompt_token_ids": list(prompt_ids),
+                "chat_request": body,
+            },
+        )
+        (parsed,) = answer["choices"]
+        return {"delta": parsed["message"], "finish_reason": parsed["finish_reason"]}
+
     async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:
         answer = await post_json("chat/completions/render", body)
         return list(answer["token_ids"]), bool(answer["sampling_params"].get("structured_outputs"))
