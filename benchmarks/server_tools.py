@@ -13,6 +13,9 @@ the next begins; ratios are paired, plain's seconds by the contender's, by this 
 in every request, whether it pays or not, with all contenders at once; that is for comparing answers, and its ratios say
 nothing. A draft named `prediction` is the request's own guess at its answer.
 
+vLLM takes reasoning for ended where its mark is in the prompt. In `--example`, an answer before the question, it has to
+be written in other tokens than those of the mark: OLMo's parser knows it by its text, others by a token of its own.
+
 `--samples` draws so many answers at temperature 1 and compares an argument of what they call, by chi-square, with
 twice as many of plain's. The draft is often wrong. Each strategy does it again with a fault that must be found
 (`planted_faults.py`): where the draft is right, that is preferred.
@@ -55,6 +58,7 @@ from llm_spec.stream_stats import ExtraStreamStats
 
 GREEDY = Sampling(temperature=0.0)
 EAGER_ROWS = 4  # drafted tokens in a call
+EXAMPLE = "<think><p>The user asks what 2 plus 3 is. It is 5.</p></think>\n2 plus 3 is 5."
 DRAFTED_SHARE = 0.15  # of plain's draws that are as the draft has them, about
 QUESTIONS = (
     "What is 17 plus 25?",
@@ -192,23 +196,19 @@ def make_answer(result: SpeculativeResult, seconds: float) -> Answer:
     )
 
 
-def list_requests(kind: str, num_requests: int, max_tokens: int) -> list[ChatRequest]:
+def list_requests(kind: str, num_requests: int, max_tokens: int, example: str) -> list[ChatRequest]:
     if kind == "tools":
         requests = [made.request for made in make_tool_requests(max_tokens)]
     else:
-        requests = [make_reasoning_request(question, max_tokens) for question in QUESTIONS]
+        requests = [make_reasoning_request(question, max_tokens, example) for question in QUESTIONS]
     return [replace(request, sampling=GREEDY) for request in requests[:num_requests]]
 
 
-def make_reasoning_request(question: str, max_tokens: int) -> ChatRequest:
-    """With an example: small models reason in the form that they have seen.
-
-    vLLM takes reasoning for ended where the prompt has its end, as tokens: here "></" is one of them.
-    """
-    thought = "<think><p>The user asks what 2 plus 3 is. It is 5.</p></think>\n2 plus 3 is 5."
+def make_reasoning_request(question: str, max_tokens: int, example: str) -> ChatRequest:
+    """With an example: small models reason in the form that they have seen."""
     messages = [
         {"role": "user", "content": "What is 2 plus 3?"},
-        {"role": "assistant", "content": thought},
+        {"role": "assistant", "content": example},
         {"role": "user", "content": question},
     ]
     return ChatRequest.create(messages, max_tokens=max_tokens)
@@ -253,8 +253,8 @@ def describe(contender: Contender, plain: Contender) -> str:
 
 async def compare(arguments: argparse.Namespace) -> bool:
     target = open_provider(f"vllm:{arguments.model}@{arguments.url}")
-    requests = list_requests(arguments.kind, arguments.first + arguments.requests, arguments.max_tokens)
-    requests = requests[arguments.first :]
+    num_requests = arguments.first + arguments.requests
+    requests = list_requests(arguments.kind, num_requests, arguments.max_tokens, arguments.example)[arguments.first :]
     plain = Contender("plain", open_decoder(target, None, "plain", is_eager=False))
     unstreamed = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
     num_unstreamed = 0  # of the server's own answers, that are the same without streaming
@@ -408,6 +408,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=("tools", "reasoning"), default="tools")
     parser.add_argument("--strategies", nargs="+", default=["race", "probe", "score"])
     parser.add_argument("--drafts", nargs="+", default=["lookup", "suffix"])
+    parser.add_argument("--example", default=EXAMPLE, help="an answer with reasoning, as the model is to write them")
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the first of the requests")
     parser.add_argument("--max-tokens", type=int, default=48)
