@@ -208,8 +208,10 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     how: GgufOptions = {"threads": threads}
     if options.max_width is not None:
         how["max_width"] = options.max_width
-    provider, loose = GgufProvider(options.model, **how), GgufProvider(options.model, exact=False, **how)
+    provider = GgufProvider(options.model, **how)
     load_s = time.perf_counter() - started
+    how["exact"] = False
+    loose = GgufProvider(options.model, **how)
     model = provider.capabilities.token_model
     assert isinstance(model, GgufModel)
     memory_mb = read_memory_mb() - before_mb

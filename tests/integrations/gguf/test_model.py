@@ -57,7 +57,7 @@ def test_where_no_draft_can_pay_nothing_is_drafted(  # noqa: PLR0917 - fixtures 
     max_width: int,
 ) -> None:
     """Unless a width was asked for; the text is promised all the same."""
-    monkeypatch.setattr(model, "find_agreeing_widths", lambda *_: AgreeingWidths(widths, seconds))
+    monkeypatch.setattr(model, "find_agreeing_widths", lambda *_, **__: AgreeingWidths(widths, seconds))
     loaded = GgufModel(write_model(), threads=1, max_width=given)
     assert (loaded.max_width, loaded.same_text) == (max_width, True)
 
@@ -67,7 +67,7 @@ def test_what_passes_cost_is_known_to_lookahead_from_the_first_answer_on(
 ) -> None:
     """A line through the widths of several rows, in plain steps; a pass is padded to a wider one that takes less."""
     seconds = {1: 2.0, 2: 5.0, 3: 7.0, 4: 6.0, 8: 8.0, 16: 12.0}
-    monkeypatch.setattr(model, "find_agreeing_widths", lambda *_: AgreeingWidths([1, 2, 3, 4, 8, 16], seconds))
+    monkeypatch.setattr(model, "find_agreeing_widths", lambda *_, **__: AgreeingWidths([1, 2, 3, 4, 8, 16], seconds))
     loaded = GgufModel(write_model(), threads=1)
     assert isinstance(loaded, PassTimingModel)
     assert loaded.pass_costs is not None
