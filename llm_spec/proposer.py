@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 
+from llm_spec._checks import check_number
 from llm_spec._iterators import as_closable_generator
 from llm_spec.contract.local import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel
 from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
@@ -33,6 +34,7 @@ class Proposer:
         self._cancelled = cancelled
         self._draft: TokenDraft | None = None
         self._self_paced: SelfPacedTokenDraft | None = None  # the draft, if it is one
+        self.self_paced_s = 0.0  # of the last proposal: what the draft itself weighs
         self.fallback: str | None = None
 
     @property
@@ -46,11 +48,6 @@ class Proposer:
             self._draft = draft = open_draft()
             self._self_paced = draft if isinstance(draft, SelfPacedTokenDraft) else None
 
-    @property
-    def self_paced_s(self) -> float:
-        """Seconds of the last proposal that the draft itself weighs."""
-        return 0.0 if self._self_paced is None else self._self_paced.self_paced_s
-
     def propose(self, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
         """Draft up to `draft_room` tokens, as many as the lookahead policy chooses; empty if there is no draft.
 
@@ -58,9 +55,14 @@ class Proposer:
         would not have the target's distribution.
         """
         proposal: list[DraftToken] = []
+        self.self_paced_s = 0.0
         if self._draft is not None:
             with self._drop_draft_on_failure():
                 self._collect_proposal(self._draft, proposal, lookahead, min(lookahead.limit(), draft_room))
+                if self._self_paced is not None:
+                    seconds = self._self_paced.self_paced_s
+                    check_number(DraftError, "the draft's self_paced_s", seconds, 0.0)
+                    self.self_paced_s = seconds
         return proposal
 
     def close(self) -> None:

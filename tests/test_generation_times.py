@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -129,11 +130,13 @@ def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
 
 
 class SelfPacedDraft(ScriptedDraft):
-    """Of its proposals a half is weighed by itself."""
+    """Of its proposals a half is weighed by itself, unless it says something else."""
+
+    told: object = DRAFT_TOKEN_S / 2
 
     @property
-    def self_paced_s(self) -> float:
-        return DRAFT_TOKEN_S / 2
+    def self_paced_s(self) -> Any:
+        return self.told
 
 
 def test_what_a_draft_weighs_itself_is_no_price_of_its_tokens(seconds: Seconds) -> None:
@@ -150,6 +153,21 @@ def test_what_a_draft_weighs_itself_is_no_price_of_its_tokens(seconds: Seconds) 
         next(iter(generation))
     assert generation.rounds[0].draft_s == DRAFT_TOKEN_S + EOS_S
     assert learner.reports[0].draft_s == DRAFT_TOKEN_S / 2 + EOS_S
+
+
+@pytest.mark.parametrize("told", [math.nan, -1.0, "long"])
+def test_a_draft_that_tells_no_time_is_dropped(seconds: Seconds, told: object) -> None:
+    """What it proposed is verified all the same, as after any failure of a draft."""
+    target, learner = SlowTable(seconds, "abcdefghij", order=8), SlowLearner(seconds)
+    draft = SelfPacedDraft(lambda context_ids: iter([DraftToken(b"abcdefghij"[len(context_ids) - 5])]))
+    draft.told = told
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+    with Generation(target, prompt_ids, SlowRule(seconds, target), learner, open_draft=lambda: draft) as generation:
+        rounds = list(generation)
+    assert [token_id for each in rounds for token_id in each.token_ids][:10] == [*b"abcdefghij"]
+    assert generation.rounds[0].num_accepted_tokens == 1
+    assert {each.num_draft_tokens for each in generation.rounds[1:]} == {0}
+    assert "self_paced_s" in str(generation.fallback_reason)
 
 
 def test_a_generation_without_a_draft_opens_none(seconds: Seconds) -> None:

@@ -103,6 +103,8 @@ def find_agreeing_widths(
         some = sorted({agreeing[0], agreeing[len(agreeing) // 2], agreeing[-1]})
         differing = {*some}.difference(reader.filter_agreeing_widths(some))
         agreeing = [width for width in agreeing if width not in differing]
+        if needs_first and widths[0] in differing:
+            agreeing = []
     return AgreeingWidths(agreeing, reader.pass_s)
 
 

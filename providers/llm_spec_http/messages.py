@@ -112,11 +112,30 @@ class HttpMessageParser:
             return await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason), True
         if finish_reason is None or (finish_reason != "stop" and message.tool_calls):  # the last call is cut
             return message, True
-        whole = await self._api.parse_whole(self._post_json, body, prompt_ids, token_ids, finish_reason)
-        if _is_same(_read_message([whole]), message):
+        if await self._is_read_whole(message, body, prompt_ids, token_ids, finish_reason):
             return message, True
         by_tokens = await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason)
-        return by_tokens, _is_same(by_tokens, message)
+        return by_tokens, _strip_ids(by_tokens)._replace(finish_reason=message.finish_reason) == _strip_ids(message)
+
+    async def _is_read_whole(
+        self,
+        message: ParsedMessage,
+        body: Body,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+    ) -> bool:
+        """Whether the reading without streaming finds no more in it: that may leave out text before a call."""
+        try:
+            choice = await self._api.parse_whole(self._post_json, body, prompt_ids, token_ids, finish_reason)
+        except TransientError:
+            return False
+        whole = _read_message([choice])
+        return (
+            whole.content in message.content
+            and whole.reasoning in message.reasoning
+            and _load_calls(whole) == _load_calls(message)
+        )
 
     async def _parse_one_by_one(
         self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
@@ -265,9 +284,15 @@ def _make_message(response: ChatResponse) -> ParsedMessage:
     return ParsedMessage(response.message.text, response.reasoning, response.message.tool_calls)
 
 
-def _is_same(message: ParsedMessage, other: ParsedMessage) -> bool:
-    """Whether two messages say the same, whatever ended them."""
-    return _strip_ids(message)._replace(finish_reason=None) == _strip_ids(other)._replace(finish_reason=None)
+def _load_calls(message: ParsedMessage) -> list[tuple[str, Any]]:
+    """Names and arguments, however these are laid out: some of vLLM's parsers write them anew."""
+    calls: list[tuple[str, Any]] = []
+    for call in message.tool_calls:
+        try:
+            calls.append((call.name, json.loads(call.arguments)))
+        except (ValueError, RecursionError):
+            calls.append((call.name, call.arguments))
+    return calls
 
 
 def _strip_ids(message: ParsedMessage) -> ParsedMessage:

@@ -79,6 +79,13 @@ def test_a_single_row_of_another_kind_in_an_empty_cache_is_left_out() -> None:
     assert search(lambda width, steps: float(width == 1 and steps == 1)) == [*WIDTHS[1:]]
 
 
+@pytest.mark.parametrize("is_alone", [lambda _: True, lambda steps: steps == 1, lambda steps: steps > 1])
+def test_where_a_single_row_is_needed_the_other_widths_are_nothing(is_alone: Callable[[int], bool]) -> None:
+    """Whether it is of its own kind in a full cache, in an empty one or in both."""
+    context: Any = MadeUpContext(lambda width, steps: float(width == 1 and is_alone(steps)))
+    assert not find_agreeing_widths(context, WIDTHS, vocab_size=1000, needs_first=True).widths
+
+
 def test_widths_that_notice_how_much_the_cache_holds_are_left_out() -> None:
     """The widest pass reaches into the next step of attention, shorter ones do not yet."""
     assert 1 not in search(lambda _width, steps: float(steps))

@@ -260,6 +260,26 @@ async def test_what_a_parser_loses_later_is_found_at_the_end(strategy: str) -> N
         assert (message(after), after.plain_reason) == (message(plain), "target")
 
 
+@pytest.mark.parametrize(
+    ("change", "is_by_token"), [({}, False), ({"writes_anew": True}, False), ({"whole_status": 503}, True)]
+)
+async def test_answers_are_read_token_by_token_only_where_something_may_be_lost(
+    change: dict[str, Any], is_by_token: bool
+) -> None:
+    """Not where the reading without streaming has another layout. Where that fails, the parser is still believed."""
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server, taught_by=("two",)) as target:
+        plain = await answer_plain(target, ask("two"))
+        for name, value in change.items():
+            setattr(server, name, value)
+        before = server.paths["/v1/chat/completions/derender"]
+        result = await answer(target, "probe", ReferenceDraft(TWO), ask("two"))
+        assert (message(result), result.strategy, result.fallbacks) == (message(plain), "probe", ())
+        num_derenders = server.paths["/v1/chat/completions/derender"] - before
+        assert (num_derenders > 50) == is_by_token
+        assert target.capabilities.message_parser is not None
+
+
 async def test_answers_without_a_call_teach_nothing() -> None:
     async with opened(MessageServer(dict(ANSWERS)), taught_by=("text", "text")) as target:
         assert target.capabilities.message_parser is None

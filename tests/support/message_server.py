@@ -95,6 +95,8 @@ class MessageServer:
     tokens_per_chunk: int = 1  # of chat
     corrupts: bool = False
     corrupts_parts: bool = False  # a call that is not whole is missing
+    writes_anew: bool = False  # read without streaming, calls have other white space, and text before them is left out
+    whole_status: int = 200  # … and this is what comes of it
     loses_rest: bool = False  # of tokens that come at once it reads no more than the reasoning, if there is any
     is_constrained: bool = False
     reasons: bool = False  # its chat takes reasoning out of every answer
@@ -282,10 +284,15 @@ class MessageServer:
         return web.json_response({"chunk": {"choices": [parsed]}, "stream_state": {}})
 
     def _derender_whole(self, body: dict[str, Any]) -> web.Response:
+        if self.whole_status != 200:
+            return _refuse(self.whole_status)
         (choice,) = body["generate_response"]["choices"]
         message = self._read_ids(choice["token_ids"], body["chat_request"], is_whole=True)
         if self.corrupts:
             message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
+        if self.writes_anew and message.calls:
+            calls = tuple((name, json.dumps(json.loads(arguments), indent=1)) for name, arguments in message.calls)
+            message = message._replace(content="", calls=calls)
         parsed = {"index": 0, "message": _diff(ReadMessage("", "", ()), message), "finish_reason": "stop"}
         return web.json_response({"choices": [parsed]})
 

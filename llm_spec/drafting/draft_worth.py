@@ -1,0 +1,152 @@
+"""Whether a draft that takes time is worth it, from turn to turn and from answer to answer.
+
+A draft has an account in plain steps of the target. Its turns add to it what they win and take from it what they lose,
+reading the prompt and the last turn of an answer, of which nobody tells what became, included. Each round adds a
+little, so that a draft that was left out is tried again. So what all of its trials lose is bounded: by what the account
+holds at first, a small part of the rounds, and what one turn overdraws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Final
+
+from llm_spec.contract.local import DraftToken
+from llm_spec.drafting.token_checks import get_confidence_before_sampling
+from llm_spec.tokens.statistics import AcceptanceEstimate, RobustTokenCostAverage
+
+__all__ = ["DraftWorth"]
+
+_MAX_CREDIT: Final = 2.0  # plain steps: what it may lose at first, and whatever it has won
+_TRIAL_CREDIT: Final = 1.0  # plain steps that a trial needs, beside what reading takes
+_TRIAL_SHARE: Final = (
+    0.03  # of a plain step that each round adds; half of it each time that a draft has to be left out …
+)
+_LEAST_TRIAL_SHARE: Final = 0.004
+_MAX_SURPRISE: Final = 4.0  # plain steps that a turn is charged at most, unless twice as much was expected: a hiccup
+_KEEP: Final = 0.85  # of what a turn wins, from one to the next
+_PRIOR_ACCEPTANCE: Final = 0.5
+_PRIOR_WEIGHT: Final = 4.0  # tokens
+_ACCEPTANCE_HALF_LIFE: Final = 48.0  # judged tokens
+_TOKEN_COST_HALF_LIFE: Final = 16.0  # tokens
+_READING_COST_HALF_LIFE: Final = 4.0  # answers
+_PRIOR_READING_COST: Final = 0.02  # plain steps for each token of a prompt that is read at once
+
+
+class DraftWorth:
+    """One draft's account: of an answer that is being written, or as the last one left it.
+
+    Before its first turn of an answer the draft has to read the prompt. It does so when its credit has room for that,
+    or as many turns as it could have had would have won what reading takes: as the answer's length is not known, it is
+    taken to be half over at any time. It is left out once its credit is used up and it has not won of late, until there
+    is room for another trial and for reading what it has missed.
+    """
+
+    def __init__(self) -> None:
+        self.step_s: float | None = None  # a plain step of the target, as it was last
+        self._acceptance = AcceptanceEstimate(
+            half_life=_ACCEPTANCE_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_WEIGHT
+        )
+        self._token_s = RobustTokenCostAverage(half_life=_TOKEN_COST_HALF_LIFE)
+        self._reading_steps = RobustTokenCostAverage(half_life=_READING_COST_HALF_LIFE)  # of a token
+        self._gain = 0.0  # plain steps that a turn has won, of late
+        self._credit = _MAX_CREDIT
+        self._trial_share = _TRIAL_SHARE
+        self._is_left_out = False
+        self.begin_answer()
+
+    def begin_answer(self) -> None:
+        """Nothing is read yet."""
+        self._num_waiting = 0  # turns that it could have had, but for reading
+        self._has_read = False
+        self._begin_turn(0)
+
+    def begin_round(self) -> None:
+        """The draft has not had a turn in this round."""
+        self._begin_turn(0)
+
+    def take_turn(self, num_context: int) -> bool:
+        """Whether it may draft in this round, in which those before it do not; the context has so many tokens."""
+        has_to_read = self._is_left_out or not self._has_read
+        reading_steps = num_context * self._reading_cost if has_to_read else 0.0
+        needed = reading_steps + (_TRIAL_CREDIT if self._is_left_out else 0.0)
+        self._add_credit(self._trial_share, most=max(needed, _MAX_CREDIT))
+        if has_to_read and needed > self._credit + max(self._gain, 0.0) * self._num_waiting:
+            self._num_waiting += 1
+            return False
+        self._is_left_out, self._has_read = False, True
+        self._begin_turn(num_context if has_to_read else 0)
+        return True
+
+    def draft_while_it_pays(self, guesses: Iterator[DraftToken], step_s: float | None) -> Iterator[DraftToken]:
+        """Its tokens, until the next is likely to take more time than it saves of a step; one, if that is not known."""
+        survival = 1.0
+        started_s = perf_counter()
+        for token in guesses:
+            self._add_token(perf_counter() - started_s)
+            yield token
+            token_s, rate = self._token_s.value, self._acceptance.rate
+            confidence = get_confidence_before_sampling(token)
+            survival *= rate if confidence is None else (rate + confidence) / 2.0
+            if step_s is None or (token_s is not None and survival * rate * step_s < token_s):
+                return
+            started_s = perf_counter()
+        self.turn_s += perf_counter() - started_s
+
+    def judge_tokens(self, num_right: int, *, is_wrong: bool) -> None:
+        """Of the tokens that it drafted so many were right, and whether the next was wrong."""
+        self._acceptance.update(num_right, rejected=is_wrong)
+
+    def end_turn(self, won_s: float | None, step_s: float) -> None:
+        """The round has ended in which it may have had a turn, and won so much time by it; None: nobody knows."""
+        self.step_s = step_s
+        if not self.turn_s:
+            return
+        reading_s = self._learn_reading_cost(step_s)
+        most = max(_MAX_SURPRISE, 2.0 * self._estimate_turn_steps(step_s))
+        self._add_credit(max(((won_s or 0.0) - self.turn_s) / step_s, -most))
+        if won_s is not None:
+            gain = max((won_s - (self.turn_s - reading_s)) / step_s, -most)
+            self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
+        if self._credit >= _MAX_CREDIT:
+            self._trial_share = _TRIAL_SHARE
+        elif self._credit <= 0.0 and self._gain <= 0.0:
+            self._is_left_out = True
+            self._trial_share = max(self._trial_share / 2.0, _LEAST_TRIAL_SHARE)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _reading_cost(self) -> float:
+        """Plain steps for each token."""
+        return _PRIOR_READING_COST if self._reading_steps.value is None else self._reading_steps.value
+
+    def _begin_turn(self, num_to_read: int) -> None:
+        self.turn_s = 0.0  # that this round has taken so far
+        self._num_tokens = 0  # drafted
+        self._first_s = 0.0  # of it, until there was a token
+        self._num_to_read = num_to_read  # tokens before the first that is drafted
+
+    def _add_token(self, seconds: float) -> None:
+        if not self._num_tokens:
+            self._first_s = seconds
+        if self._num_tokens or not self._num_to_read:
+            self._token_s.update(1, seconds)
+        self._num_tokens += 1
+        self.turn_s += seconds
+
+    def _learn_reading_cost(self, step_s: float) -> float:
+        """Seconds of the turn in which the draft read, not wrote."""
+        if not self._num_to_read:
+            return 0.0
+        reading_s = max(self._first_s - (self._token_s.value or 0.0), 0.0)
+        if self._num_tokens and self._token_s.value is not None:
+            self._reading_steps.update(self._num_to_read, reading_s / step_s)
+        return reading_s
+
+    def _estimate_turn_steps(self, step_s: float) -> float:
+        return self._num_to_read * self._reading_cost + self._num_tokens * (self._token_s.value or 0.0) / step_s
+
+    def _add_credit(self, num_steps: float, *, most: float = _MAX_CREDIT) -> None:
+        self._credit = min(self._credit + num_steps, max(most, self._credit))
