@@ -201,8 +201,8 @@ class _CascadeTokenDraft:
                 for draft in self._drafts
             ]
             last_resort = proposals[-1] if self._has_fallback_draft else None
-            for worth in self._timed_worths:
-                worth.begin_round()
+            for timed in self._timed_worths:
+                timed.begin_round()
             for guesses, worth in zip(proposals, self._worths, strict=True):
                 if worth is not None and not worth.take_turn(len(context_ids)):
                     continue
@@ -228,8 +228,8 @@ class _CascadeTokenDraft:
     def close(self) -> None:
         if self._ended_s is not None:
             last_s = perf_counter() - self._ended_s
-            for worth in self._timed_worths:
-                worth.end_turn(None, self._step_s or last_s)
+            for timed in self._timed_worths:
+                timed.end_turn(None, self._step_s or last_s)
         for index, worth in enumerate(self._worths):
             if worth is not None:
                 self._known_worths[index] = worth
