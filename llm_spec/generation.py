@@ -100,6 +100,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         num_accepted = origins.count("accepted")
 
         answer.commit(token_ids, num_drafted=len(proposal), num_accepted=num_accepted)
+        proposer.end_round(token_ids, verified.verify_s)
         if proposer.has_open_draft or verifier.has_own_draft:
             considered = proposed or proposal
             lookahead.update(

@@ -65,6 +65,12 @@ class Proposer:
                     self.self_paced_s = seconds
         return proposal
 
+    def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
+        """Tell the draft what the round brought, if it wants to know: as `SelfPacedTokenDraft`."""
+        if self._self_paced is not None:
+            with self._drop_draft_on_failure():
+                self._self_paced.end_round(token_ids, verify_s)
+
     def close(self) -> None:
         """Close the draft, after which the target goes on alone; calling it twice is harmless."""
         draft, self._draft, self._self_paced = self._draft, None, None

@@ -134,9 +134,16 @@ class SelfPacedDraft(ScriptedDraft):
 
     told: object = DRAFT_TOKEN_S / 2
 
+    def __init__(self, propose: Any) -> None:
+        super().__init__(propose)
+        self.ended: list[tuple[list[int], float]] = []
+
     @property
     def self_paced_s(self) -> Any:
         return self.told
+
+    def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
+        self.ended.append((list(token_ids), verify_s))
 
 
 def test_what_a_draft_weighs_itself_is_no_price_of_its_tokens(seconds: Seconds) -> None:
@@ -153,6 +160,7 @@ def test_what_a_draft_weighs_itself_is_no_price_of_its_tokens(seconds: Seconds) 
         next(iter(generation))
     assert generation.rounds[0].draft_s == DRAFT_TOKEN_S + EOS_S
     assert learner.reports[0].draft_s == DRAFT_TOKEN_S / 2 + EOS_S
+    assert draft.ended == [([*b"ab"], 2 * ROW_S)]
 
 
 @pytest.mark.parametrize("told", [math.nan, -1.0, "long"])

@@ -296,6 +296,10 @@ class SelfPacedTokenDraft(TokenDraft, Protocol):
         """Seconds of the last proposal that the lookahead is not to count as the price of its tokens."""
         ...
 
+    def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
+        """A round has ended, also one in which the draft was not asked: its tokens, and what the target took."""
+        ...
+
 
 @runtime_checkable
 class TokenDrafter(Protocol):

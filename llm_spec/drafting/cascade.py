@@ -15,14 +15,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from copy import deepcopy
 from functools import partial
-from time import perf_counter
 from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec._iterators import as_closable_generator
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.local import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.draft_worth import DraftWorth
 from llm_spec.drafting.optional_members import (
     RequestOptionalDrafter,
@@ -36,7 +35,7 @@ from llm_spec.errors import ConfigError
 
 __all__ = ["CascadeDraft"]
 
-_STEP_GROWTH: Final = 1.05  # of the shortest step, at each step: the machine may have become slower
+_STEP_GROWTH: Final = 1.05  # of the shortest step, at each plain one: the machine may have become slower
 
 
 class CascadeDraft(RequestOptionalDrafter):
@@ -159,6 +158,11 @@ class _LateTokenDraft:
             self._draft = self._open_draft()
         yield from self._draft.propose(context_ids)
 
+    def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
+        """Tell the draft, if it wants to know."""
+        if isinstance(self._draft, SelfPacedTokenDraft):
+            self._draft.end_round(token_ids, verify_s)
+
     def close(self) -> None:
         if self._draft is not None:
             self._draft.close()
@@ -187,22 +191,18 @@ class _CascadeTokenDraft:
         self._has_fallback_draft = has_fallback_draft
         self._chosen: DraftWorth | None = None  # of the draft that proposed the round's tokens, if it takes time
         self._proposed: list[int] = []
-        self._num_context = 0
-        self._ended_s: float | None = None  # when the last round's proposal ended
         self._step_s = next((worth.step_s for worth in self._timed_worths), None)
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        self._judge_last_round(context_ids)
+        self._chosen = None
+        self._proposed.clear()
         with contextlib.ExitStack() as stack:
-            stack.callback(self._note_proposal_end)
             # all of them: the free ones learn of what others drafted, too
             proposals = [
                 stack.enter_context(contextlib.closing(as_closable_generator(draft.propose(context_ids))))
                 for draft in self._drafts
             ]
             last_resort = proposals[-1] if self._has_fallback_draft else None
-            for timed in self._timed_worths:
-                timed.begin_round()
             for guesses, worth in zip(proposals, self._worths, strict=True):
                 if worth is not None and not worth.take_turn(len(context_ids)):
                     continue
@@ -220,44 +220,36 @@ class _CascadeTokenDraft:
         """Seconds of the drafts that take time, each of which weighs them."""
         return sum(worth.turn_s for worth in self._timed_worths)
 
+    def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
+        """What became of the proposal: the steps that it saved, less what verifying took more than a step."""
+        pairs = zip(self._proposed, token_ids, strict=False)
+        num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if self._chosen is not None:
+            self._chosen.judge_tokens(num_right, is_wrong=num_right < min(len(self._proposed), len(token_ids)))
+        growth = 1.0 if self._proposed else _STEP_GROWTH
+        step_s = verify_s if self._step_s is None else min(verify_s, growth * self._step_s)
+        verifying_s = min(verify_s - step_s, step_s)  # more than one may be a hiccup
+        won_s = min(num_right, len(token_ids) - 1) * step_s - verifying_s
+        self._step_s = step_s
+        for draft, worth in zip(self._drafts, self._worths, strict=True):
+            if worth is not None:
+                worth.end_turn(won_s if worth is self._chosen else 0.0, step_s)
+            if isinstance(draft, _LateTokenDraft):
+                draft.end_round(token_ids, verify_s)
+        self._chosen = None
+        self._proposed.clear()
+
     @property
     def _timed_worths(self) -> Iterator[DraftWorth]:
         """Of the drafts that take time."""
         return (worth for worth in self._worths if worth is not None)
 
     def close(self) -> None:
-        if self._ended_s is not None:
-            last_s = perf_counter() - self._ended_s
-            for timed in self._timed_worths:
-                timed.end_turn(None, self._step_s or last_s)
         for index, worth in enumerate(self._worths):
             if worth is not None:
+                worth.end_turn(0.0, self._step_s or worth.turn_s)  # of a round that did not end: the draft failed
                 self._known_worths[index] = worth
         _close_token_drafts(self._drafts)
-
-    def _note_proposal_end(self) -> None:
-        self._ended_s = perf_counter()
-
-    def _judge_last_round(self, context_ids: Sequence[int]) -> None:
-        """What became of the last round's proposal: how many tokens more than a plain step it brought, and when."""
-        if self._ended_s is not None:
-            last_s, num_new = perf_counter() - self._ended_s, len(context_ids) - self._num_context
-            is_one_step = num_new <= len(self._proposed) + 1  # else plain ones came between
-            if is_one_step:
-                self._step_s = last_s if self._step_s is None else min(last_s, _STEP_GROWTH * self._step_s)
-            elif self._step_s is None:
-                self._step_s = last_s / num_new
-            pairs = zip(self._proposed, context_ids[self._num_context :], strict=False)
-            num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            if self._chosen is not None:
-                self._chosen.judge_tokens(num_right, is_wrong=num_right < min(len(self._proposed), num_new))
-            if self._step_s:
-                verifying_s = min(max(last_s - self._step_s, 0.0), self._step_s)  # more than one may be a hiccup
-                won_s = min(num_right, num_new - 1) * self._step_s - verifying_s if is_one_step else 0.0
-                for worth in self._timed_worths:
-                    worth.end_turn(won_s if worth is self._chosen else 0.0, self._step_s)
-        self._chosen, self._num_context = None, len(context_ids)
-        self._proposed.clear()
 
     def _is_confident_enough(self, token: DraftToken) -> bool:
         # a token must not be dropped for what was drawn: that would favour the likely ones (see `token_checks`)

@@ -1,9 +1,8 @@
 """Whether a draft that takes time is worth it, from turn to turn and from answer to answer.
 
 A draft has an account in plain steps of the target. Its turns add to it what they win and take from it what they lose,
-reading the prompt and the last turn of an answer, of which nobody tells what became, included. Each round adds a
-little, so that a draft that was left out is tried again. So what all of its trials lose is bounded: by what the account
-holds at first, a small part of the rounds, and what one turn overdraws.
+reading the prompt included. Each round adds a little, so that a draft that was left out is tried again. So what all of
+its trials lose is bounded: by what the account holds at first, a small part of the rounds, and what one turn overdraws.
 """
 
 from __future__ import annotations
@@ -62,10 +61,6 @@ class DraftWorth:
         self._has_read = False
         self._begin_turn(0)
 
-    def begin_round(self) -> None:
-        """The draft has not had a turn in this round."""
-        self._begin_turn(0)
-
     def take_turn(self, num_context: int) -> bool:
         """Whether it may draft in this round, in which those before it do not; the context has so many tokens."""
         has_to_read = self._is_left_out or not self._has_read
@@ -83,32 +78,36 @@ class DraftWorth:
         """Its tokens, until the next is likely to take more time than it saves of a step; one, if that is not known."""
         survival = 1.0
         started_s = perf_counter()
-        for token in guesses:
-            self._add_token(perf_counter() - started_s)
-            yield token
-            token_s, rate = self._token_s.value, self._acceptance.rate
-            confidence = get_confidence_before_sampling(token)
-            survival *= rate if confidence is None else (rate + confidence) / 2.0
-            if step_s is None or (token_s is not None and survival * rate * step_s < token_s):
-                return
-            started_s = perf_counter()
+        try:
+            for token in guesses:
+                self._add_token(perf_counter() - started_s)
+                yield token
+                token_s, rate = self._token_s.value, self._acceptance.rate
+                confidence = get_confidence_before_sampling(token)
+                survival *= rate if confidence is None else (rate + confidence) / 2.0
+                if step_s is None or (token_s is not None and survival * rate * step_s < token_s):
+                    return
+                started_s = perf_counter()
+        except Exception:
+            self.turn_s += perf_counter() - started_s
+            raise
         self.turn_s += perf_counter() - started_s
 
     def judge_tokens(self, num_right: int, *, is_wrong: bool) -> None:
         """Of the tokens that it drafted so many were right, and whether the next was wrong."""
         self._acceptance.update(num_right, rejected=is_wrong)
 
-    def end_turn(self, won_s: float | None, step_s: float) -> None:
-        """The round has ended in which it may have had a turn, and won so much time by it; None: nobody knows."""
+    def end_turn(self, won_s: float, step_s: float) -> None:
+        """A round has ended in which it may have had a turn, and won so much time by it."""
         self.step_s = step_s
-        if not self.turn_s:
+        if not self.turn_s or not step_s:
             return
         reading_s = self._learn_reading_cost(step_s)
         most = max(_MAX_SURPRISE, 2.0 * self._estimate_turn_steps(step_s))
-        self._add_credit(max(((won_s or 0.0) - self.turn_s) / step_s, -most))
-        if won_s is not None:
-            gain = max((won_s - (self.turn_s - reading_s)) / step_s, -most)
-            self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
+        self._add_credit(max((won_s - self.turn_s) / step_s, -most))
+        gain = max((won_s - (self.turn_s - reading_s)) / step_s, -most)
+        self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
+        self._begin_turn(0)
         if self._credit >= _MAX_CREDIT:
             self._trial_share = _TRIAL_SHARE
         elif self._credit <= 0.0 and self._gain <= 0.0:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from support.draft_checks import TARGET, choose
 
-from llm_spec import CascadeDraft, DraftCapabilities, DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec import CascadeDraft, DraftCapabilities, DraftError, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.local import SelfPacedTokenDraft
 
 RIGHT, WRONG = 7, 1
@@ -83,25 +83,41 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = [0.0]
-        for module in ("cascade", "draft_worth"):
-            monkeypatch.setattr(f"llm_spec.drafting.{module}.perf_counter", lambda: self.now[0])
+        self.row_s = ROW_S
+        monkeypatch.setattr("llm_spec.drafting.draft_worth.perf_counter", lambda: self.now[0])
 
-    def write_answer(self, joined: CascadeDraft, num_tokens: int, *, num_prompt: int = 40, lookahead: int = 8) -> float:
-        """Write an answer; the seconds that it took, which are those of `num_tokens` plain steps without a draft."""
+    def write_answer(
+        self, joined: CascadeDraft, num_tokens: int, *, num_prompt: int = 40, lookahead: int = 8, plain_every: int = 0
+    ) -> float:
+        """Write an answer; the seconds that it took, which are those of `num_tokens` plain steps without a draft.
+
+        In each `plain_every`th round the draft is not asked.
+        """
         began_s = self.now[0]
         context_ids, end = [0] * num_prompt, num_prompt + num_tokens
-        draft = joined.for_request().open_token_draft_for_request(None, TARGET, choose, context_ids)
-        while len(context_ids) < end:
-            room = min(lookahead, end - len(context_ids) - 1)
-            proposal: list[int] = []
-            if room:
-                with contextlib.closing(cast("Any", draft.propose(context_ids))) as tokens:
-                    proposal = [token.token_id for token in itertools.islice(tokens, room)]
-            self.now[0] += 1.0 + ROW_S * len(proposal)
+        draft: Any = joined.for_request().open_token_draft_for_request(None, TARGET, choose, context_ids)
+        for number in itertools.count(1):
+            is_plain = plain_every and number % plain_every == 0
+            room = 0 if is_plain else min(lookahead, end - len(context_ids) - 1)
+            proposal = propose(draft, context_ids, room) if room else []
             num_right = sum(1 for _ in itertools.takewhile(lambda token_id: token_id == RIGHT, proposal))
-            context_ids += [RIGHT] * (1 + num_right)
+            self.end_round(draft, context_ids, [RIGHT] * (1 + num_right), len(proposal))
+            if len(context_ids) == end:
+                break
         draft.close()
         return self.now[0] - began_s
+
+    def end_round(self, draft: Any, context_ids: list[int], token_ids: list[int], num_verified: int) -> None:
+        """The target takes its time, and the draft is told."""
+        verify_s = 1.0 + ROW_S * num_verified
+        self.now[0] += verify_s
+        context_ids += token_ids
+        draft.end_round(token_ids, verify_s)
+
+
+def propose(draft: Any, context_ids: Sequence[int], room: int) -> list[int]:
+    with contextlib.closing(draft.propose(context_ids)) as tokens:
+        return [token.token_id for token in itertools.islice(tokens, room)]
 
 
 @pytest.fixture
@@ -130,7 +146,7 @@ def test_what_drafts_lose_is_bounded(  # noqa: PLR0917 - a case has so many side
     ("num_prompt", "token_s", "reading_s", "rate", "speedup"),
     [
         (40, 0.05, 0.002, 1.0, 4.0),
-        (40, 0.3, 0.02, 0.9, 1.4),
+        (40, 0.3, 0.02, 0.9, 1.25),
         (400, 0.15, 0.01, 0.9, 1.5),
         (600, 0.1, 0.02, 0.8, 1.2),
         (3000, 0.05, 0.0002, 1.0, 4.0),
@@ -143,6 +159,41 @@ def test_drafts_that_pay_are_used(  # noqa: PLR0917 - a case has so many sides
     joined = CascadeDraft(cast("Any", TimedDraft(clock.now, token_s, reading_s=reading_s, rate=rate)))
     took_s = [clock.write_answer(joined, 64, num_prompt=num_prompt) for _ in range(100)]
     assert 64 * 50 / sum(took_s[50:]) >= speedup
+
+
+def test_what_verifying_takes_counts(clock: Clock) -> None:
+    """A token more in a pass takes as long as a step: a draft that is right at one of two loses."""
+    clock.row_s, draft = 1.0, TimedDraft(clock.now, 0.01, rate=0.5)
+    joined = CascadeDraft(cast("Any", draft))
+    assert sum(clock.write_answer(joined, 100, lookahead=1) for _ in range(10)) < 1050
+
+
+def test_a_draft_that_has_nothing_to_say_is_charged_for_its_time(clock: Clock) -> None:
+    """It takes two steps to find that out."""
+
+    class Silent(TimedDraft):
+        def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+            yield from itertools.islice(super().propose(context_ids), 0)
+            self.num_turns += 1
+            self._clock[0] += 2.0
+
+    draft = Silent(clock.now, 0.1)
+    joined = CascadeDraft(cast("Any", draft))
+    assert sum(clock.write_answer(joined, 100) for _ in range(10)) < 1050
+    assert draft.num_turns > 1
+
+
+def test_the_next_answer_knows_what_a_step_takes(clock: Clock) -> None:
+    """In its first round a draft goes as far as it pays; in that of the first answer it drafts one token."""
+    draft = TimedDraft(clock.now, 0.05)
+    joined = CascadeDraft(cast("Any", draft))
+    lengths: list[int] = []
+    for _ in range(2):
+        context_ids = [0] * 40
+        with contextlib.closing(cast("Any", joined.open_token_draft(TARGET, choose, context_ids))) as opened:
+            lengths.append(len(propose(opened, context_ids, 16)))
+            clock.end_round(opened, context_ids, [RIGHT] * (lengths[-1] + 1), lengths[-1])
+    assert lengths[0] == 1 < lengths[1]
 
 
 def test_a_draft_that_becomes_good_is_used_again(clock: Clock) -> None:
@@ -198,31 +249,60 @@ def test_a_draft_that_has_won_again_is_trusted_again(clock: Clock) -> None:
     assert sum(took_s[:22]) < 1.05 * sum(took_s[22:])
 
 
+def test_rounds_without_a_draft_hide_nothing_of_what_it_wins(clock: Clock) -> None:
+    """Nor do they count as its own."""
+    draft = TimedDraft(clock.now, 0.1)
+    assert clock.write_answer(CascadeDraft(cast("Any", draft)), 100, plain_every=2) < 40
+
+
 def test_tokens_that_were_not_verified_have_won_nothing(clock: Clock) -> None:
-    """Plain steps without a proposal bring the same tokens; that is not the draft's merit."""
-    draft = TimedDraft(clock.now, 0.2)
-    joined = CascadeDraft(cast("Any", draft)).open_token_draft(TARGET, choose, [0] * 40)
-    context_ids = [0] * 40
+    """Plain steps bring the same tokens; that is not the draft's merit."""
+    draft, context_ids = TimedDraft(clock.now, 0.2), [0] * 40
+    joined = CascadeDraft(cast("Any", draft)).open_token_draft(TARGET, choose, context_ids)
     for _ in range(100):
-        with contextlib.closing(cast("Any", joined.propose(context_ids))) as tokens:
-            list(itertools.islice(tokens, 5))
-        clock.now[0] += 9.0
-        context_ids += [RIGHT] * 9
-    assert draft.num_turns < 30
+        propose(joined, context_ids, 5)
+        clock.end_round(joined, context_ids, [RIGHT], 0)
+    assert draft.num_turns < 10
+
+
+def test_a_draft_that_fails_is_charged_for_its_time(clock: Clock) -> None:
+    """Its round has no end; the next answers wait before they ask it again."""
+
+    class Failing(TimedDraft):
+        def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - it fails whatever it is
+            self._clock[0] += 3.0
+            yield from ()
+            raise DraftError("the draft broke")
+
+    draft, num_failures = Failing(clock.now, 0.1), 0
+    joined = CascadeDraft(cast("Any", draft))
+    for _ in range(50):
+        with contextlib.closing(cast("Any", joined.open_token_draft(TARGET, choose, [0] * 40))) as opened:
+            try:
+                propose(opened, [0] * 40, 8)
+            except DraftError:
+                num_failures += 1
+            else:
+                opened.end_round([RIGHT], 1.0)
+    assert 1 < num_failures < 10
+
+
+def test_drafts_that_were_joined_before_are_told_too(clock: Clock) -> None:
+    """A prediction of the request is joined with the decoder's own draft, which may be joined itself."""
+    draft = TimedDraft(clock.now, 0.1)
+    inner = CascadeDraft(cast("Any", Free()), cast("Any", draft))
+    assert clock.write_answer(CascadeDraft(cast("Any", Free()), inner), 100) < 40
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.01, 5), (0.05, 3), (0.2, 2), (0.3, 1)])
 def test_a_draft_goes_no_further_than_it_pays(clock: Clock, seconds: float, most: int) -> None:
     """Each token has half a chance once those before it were right: the second, a quarter."""
-    draft = TimedDraft(clock.now, seconds)
+    draft, context_ids, lengths = TimedDraft(clock.now, seconds), [0] * 40, list[int]()
     draft.confidence = 0.5
-    joined = CascadeDraft(cast("Any", draft)).open_token_draft(TARGET, choose, [0] * 40)
-    context_ids, lengths = [0] * 40, list[int]()
+    joined = CascadeDraft(cast("Any", draft)).open_token_draft(TARGET, choose, context_ids)
     for number in range(12):
-        with contextlib.closing(cast("Any", joined.propose(context_ids))) as tokens:
-            lengths.append(len(list(itertools.islice(tokens, 16))))
-        clock.now[0] += 1.0
-        context_ids += [RIGHT, 8] if number % 2 else [8]
+        lengths.append(len(propose(joined, context_ids, 16)))
+        clock.end_round(joined, context_ids, [RIGHT, 8] if number % 2 else [8], lengths[-1])
     assert max(lengths) == most
 
 
@@ -275,6 +355,6 @@ def test_joined_drafts_tell_what_they_weigh_themselves(clock: Clock) -> None:
     assert isinstance(joined, SelfPacedTokenDraft)
     for confidence, seconds in ((0.1, 0.25), (0.9, 0.0), (0.1, 0.25)):
         free.confidence = confidence
-        with contextlib.closing(cast("Any", joined.propose([0] * 40))) as tokens:
-            next(tokens)
+        propose(joined, [0] * 40, 1)
         assert joined.self_paced_s == seconds
+        joined.end_round([RIGHT], 1.0)
