@@ -102,14 +102,8 @@ def test_names_that_are_gone_are_found() -> None:
 
 def recipe(target: str) -> list[str]:
     """The commands of a make target, as a contributor's make would run them."""
-    command = [
-        "make",
-        "--no-print-directory",
-        "--dry-run",
-        target,
-        "REPORTS=",
-        "STEPS=",
-    ]  # CI sets them, to collect what its steps report
+    variables = ["REPORTS=", "STEPS="]  # CI sets them, to collect what its steps report
+    command = ["make", "--no-print-directory", "--dry-run", target, *variables]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [re.sub(r'^tools/step\.sh ("[^"]*"|\S+) ', "", line).strip() for line in printed.splitlines()]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llm_spec import CascadeDraft, Fixed, Generation, GenerationLimits, ProviderDraft
 from llm_spec.contract.draft import DraftCapabilities
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
-from llm_spec.drafting import cascade
+from llm_spec.drafting import cascade, draft_worth
 from llm_spec.proposer import Proposer
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.lookahead import LookaheadController
@@ -116,7 +116,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in ("generation", "proposer", "verifiers"):
         monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(cascade, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(draft_worth, "perf_counter", lambda: clock.now)
     return clock
 
 
