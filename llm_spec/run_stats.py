@@ -19,8 +19,8 @@ __all__ = ["DraftRunStats"]
 _RUN_LENGTHS: Final = (0, 2, 6, 16)  # from which on a range begins, in tokens
 _HALF_LIFE: Final = 256.0  # tokens
 _PRIOR: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
-_PRIOR_TOKENS: Final = 80.0
-_RANGE_PRIOR_TOKENS: Final = 100.0  # of a range, that the rate of all ranges counts for
+_PRIOR_TOKENS: Final = 10.0
+_RANGE_PRIOR_TOKENS: Final = 48.0  # of a range, that the rate of all ranges counts for
 
 
 class DraftRunStats:

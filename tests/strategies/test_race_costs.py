@@ -85,7 +85,7 @@ def test_a_useless_draft_is_asked_less_and_less(draft: str) -> None:
 
         useless.draft = counting  # type: ignore[method-assign]
         await read(racing(useless, Target(answer, **SLOW)), request_of())
-        assert 1 < calls <= 16 + len(split_into_pieces(answer)) / 64
+        assert 1 < calls <= 8 + len(split_into_pieces(answer)) / 64
 
     run_virtual(check())
 
