@@ -66,7 +66,7 @@ class Proposer:
         return proposal
 
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
-        """Tell the draft what the round brought, if it wants to know: as `SelfPacedTokenDraft`."""
+        """Report the round to the draft, if it is a `SelfPacedTokenDraft`."""
         if self._self_paced is not None:
             with self._drop_draft_on_failure():
                 self._self_paced.end_round(token_ids, verify_s)

@@ -132,7 +132,7 @@ def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
 class SelfPacedDraft(ScriptedDraft):
     """Of its proposals a half is weighed by itself, unless it says something else."""
 
-    told: object = DRAFT_TOKEN_S / 2
+    reported_s: object = DRAFT_TOKEN_S / 2
 
     def __init__(self, propose: Any) -> None:
         super().__init__(propose)
@@ -140,7 +140,7 @@ class SelfPacedDraft(ScriptedDraft):
 
     @property
     def self_paced_s(self) -> Any:
-        return self.told
+        return self.reported_s
 
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
         self.ended.append((list(token_ids), verify_s))
@@ -163,12 +163,12 @@ def test_what_a_draft_weighs_itself_is_no_price_of_its_tokens(seconds: Seconds) 
     assert draft.ended == [([*b"ab"], 2 * ROW_S)]
 
 
-@pytest.mark.parametrize("told", [math.nan, -1.0, "long"])
-def test_a_draft_that_tells_no_time_is_dropped(seconds: Seconds, told: object) -> None:
+@pytest.mark.parametrize("reported_s", [math.nan, -1.0, "long"])
+def test_a_draft_that_reports_no_time_is_dropped(seconds: Seconds, reported_s: object) -> None:
     """What it proposed is verified all the same, as after any failure of a draft."""
     target, learner = SlowTable(seconds, "abcdefghij", order=8), SlowLearner(seconds)
     draft = SelfPacedDraft(lambda context_ids: iter([DraftToken(b"abcdefghij"[len(context_ids) - 5])]))
-    draft.told = told
+    draft.reported_s = reported_s
     prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
     with Generation(target, prompt_ids, SlowRule(seconds, target), learner, open_draft=lambda: draft) as generation:
         rounds = list(generation)

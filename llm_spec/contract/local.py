@@ -297,7 +297,7 @@ class SelfPacedTokenDraft(TokenDraft, Protocol):
         ...
 
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
-        """A round has ended, also one in which the draft was not asked: its tokens, and what the target took."""
+        """A round has ended, with or without a proposal of this draft: its tokens, and the seconds of the target."""
         ...
 
 

@@ -159,7 +159,7 @@ class _LateTokenDraft:
         yield from self._draft.propose(context_ids)
 
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
-        """Tell the draft, if it wants to know."""
+        """Report the round to the draft, if it takes reports."""
         if isinstance(self._draft, SelfPacedTokenDraft):
             self._draft.end_round(token_ids, verify_s)
 
@@ -227,7 +227,7 @@ class _CascadeTokenDraft:
         if self._chosen is not None:
             self._chosen.judge_tokens(num_right, is_wrong=num_right < min(len(self._proposed), len(token_ids)))
         growth = 1.0 if self._proposed else _STEP_GROWTH
-        step_s = verify_s if self._step_s is None else min(verify_s, growth * self._step_s)
+        step_s = min(verify_s, growth * self._step_s) if self._step_s else verify_s
         verifying_s = min(verify_s - step_s, step_s)  # more than one may be a hiccup
         won_s = min(num_right, len(token_ids) - 1) * step_s - verifying_s
         self._step_s = step_s
@@ -248,6 +248,7 @@ class _CascadeTokenDraft:
         for index, worth in enumerate(self._worths):
             if worth is not None:
                 worth.end_turn(0.0, self._step_s or worth.turn_s)  # of a round that did not end: the draft failed
+                worth.step_s = self._step_s
                 self._known_worths[index] = worth
         _close_token_drafts(self._drafts)
 

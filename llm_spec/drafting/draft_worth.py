@@ -19,10 +19,8 @@ __all__ = ["DraftWorth"]
 
 _MAX_CREDIT: Final = 2.0  # plain steps: what it may lose at first, and whatever it has won
 _TRIAL_CREDIT: Final = 1.0  # plain steps that a trial needs, beside what reading takes
-_TRIAL_SHARE: Final = (
-    0.03  # of a plain step that each round adds; half of it each time that a draft has to be left out …
-)
-_LEAST_TRIAL_SHARE: Final = 0.004
+_TRIAL_SHARE: Final = 0.03  # of a plain step that each round adds; half of that each time that it is left out, …
+_LEAST_TRIAL_SHARE: Final = 0.004  # … but at least so much
 _MAX_SURPRISE: Final = 4.0  # plain steps that a turn is charged at most, unless twice as much was expected: a hiccup
 _KEEP: Final = 0.85  # of what a turn wins, from one to the next
 _PRIOR_ACCEPTANCE: Final = 0.5
@@ -43,7 +41,7 @@ class DraftWorth:
     """
 
     def __init__(self) -> None:
-        self.step_s: float | None = None  # a plain step of the target, as it was last
+        self.step_s: float | None = None  # a plain step of the target, as the last answer had it
         self._acceptance = AcceptanceEstimate(
             half_life=_ACCEPTANCE_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_WEIGHT
         )
@@ -99,22 +97,24 @@ class DraftWorth:
 
     def end_turn(self, won_s: float, step_s: float) -> None:
         """A round has ended in which it may have had a turn, and won so much time by it."""
-        self.step_s = step_s
-        if not self.turn_s or not step_s:
-            return
+        if self.turn_s and step_s:
+            self._settle_turn(won_s, step_s)
+        self._begin_turn(0)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _settle_turn(self, won_s: float, step_s: float) -> None:
+        """Charge what the turn took, and decide whether the draft is left out."""
         reading_s = self._learn_reading_cost(step_s)
         most = max(_MAX_SURPRISE, 2.0 * self._estimate_turn_steps(step_s))
         self._add_credit(max((won_s - self.turn_s) / step_s, -most))
         gain = max((won_s - (self.turn_s - reading_s)) / step_s, -most)
         self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
-        self._begin_turn(0)
         if self._credit >= _MAX_CREDIT:
             self._trial_share = _TRIAL_SHARE
         elif self._credit <= 0.0 and self._gain <= 0.0:
             self._is_left_out = True
             self._trial_share = max(self._trial_share / 2.0, _LEAST_TRIAL_SHARE)
-
-    # ------------------------------------------------------------------------------------------ inside
 
     @property
     def _reading_cost(self) -> float:

@@ -209,9 +209,9 @@ class HttpMessageParser:
                 )
                 if not is_trusted:
                     return None
-                if is_alike := _strip_ids(parsed) == _strip_ids(message):
+                if _strip_ids(parsed) == _strip_ids(message):
                     break
-            if not is_alike:
+            else:
                 return None
         return parts
 

@@ -108,7 +108,7 @@ class Clock:
         return self.now[0] - began_s
 
     def end_round(self, draft: Any, context_ids: list[int], token_ids: list[int], num_verified: int) -> None:
-        """The target takes its time, and the draft is told."""
+        """The target takes its time, and the round is reported to the draft."""
         verify_s = 1.0 + ROW_S * num_verified
         self.now[0] += verify_s
         context_ids += token_ids
@@ -194,6 +194,22 @@ def test_the_next_answer_knows_what_a_step_takes(clock: Clock) -> None:
             lengths.append(len(propose(opened, context_ids, 16)))
             clock.end_round(opened, context_ids, [RIGHT] * (lengths[-1] + 1), lengths[-1])
     assert lengths[0] == 1 < lengths[1]
+
+
+def test_an_answer_without_a_round_teaches_nothing(clock: Clock) -> None:
+    """It was cancelled before; the next one drafts as if it were the first."""
+    joined = CascadeDraft(cast("Any", TimedDraft(clock.now, 0.1)))
+    joined.open_token_draft(TARGET, choose, [0] * 40).close()
+    assert clock.write_answer(joined, 100) < 40
+
+
+def test_a_round_that_took_no_time_teaches_nothing(clock: Clock) -> None:
+    """As a coarse clock has it."""
+    joined, context_ids = CascadeDraft(cast("Any", TimedDraft(clock.now, 0.1))), [0] * 40
+    with contextlib.closing(cast("Any", joined.open_token_draft(TARGET, choose, context_ids))) as opened:
+        propose(opened, context_ids, 1)
+        opened.end_round([RIGHT], 0.0)
+    assert clock.write_answer(joined, 100) < 40
 
 
 def test_a_draft_that_becomes_good_is_used_again(clock: Clock) -> None:
@@ -287,7 +303,7 @@ def test_a_draft_that_fails_is_charged_for_its_time(clock: Clock) -> None:
     assert 1 < num_failures < 10
 
 
-def test_drafts_that_were_joined_before_are_told_too(clock: Clock) -> None:
+def test_rounds_are_reported_to_drafts_that_were_joined_before(clock: Clock) -> None:
     """A prediction of the request is joined with the decoder's own draft, which may be joined itself."""
     draft = TimedDraft(clock.now, 0.1)
     inner = CascadeDraft(cast("Any", Free()), cast("Any", draft))
@@ -346,7 +362,7 @@ def test_reading_pays_once_so_many_turns_would_have_won_it(clock: Clock) -> None
     assert draft.num_turns >= 3
 
 
-def test_joined_drafts_tell_what_they_weigh_themselves(clock: Clock) -> None:
+def test_joined_drafts_report_what_they_weigh_themselves(clock: Clock) -> None:
     """The seconds of the last proposal's drafts that take time: none where a free one was sure."""
     free = Free()
     joined = CascadeDraft(cast("Any", free), cast("Any", TimedDraft(clock.now, 0.25))).open_token_draft(
