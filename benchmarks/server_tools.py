@@ -5,6 +5,7 @@
         [--reasoning-parser olmo3 --default-chat-template-kwargs '{"thinks": true}']
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 [--kind tools|reasoning] [--eager]
         [--strategies race probe score] [--drafts lookup suffix prediction vllm:m@http://127.0.0.1:8001/v1]
+        [--constrained]
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 --samples 300 --strategies race probe
 
 `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every contender are compared
@@ -15,6 +16,8 @@ nothing. A draft named `prediction` is the request's own guess at its answer.
 
 vLLM takes reasoning for ended where its mark is in the prompt. In `--example`, an answer before the question, it has to
 be written in other tokens than those of the mark: OLMo's parser knows it by its text, others by a token of its own.
+
+`--constrained` makes the tools strict, and has the answers that reason be JSON of a schema; only `race` takes these.
 
 `--samples` draws so many answers at temperature 1 and compares an argument of what they call, by chi-square, with
 twice as many of plain's. The draft is often wrong. Each strategy does it again with a fault that must be found
@@ -196,12 +199,23 @@ def make_answer(result: SpeculativeResult, seconds: float) -> Answer:
     )
 
 
-def list_requests(kind: str, num_requests: int, max_tokens: int, example: str) -> list[ChatRequest]:
+def list_requests(kind: str, max_tokens: int, example: str, *, is_constrained: bool) -> list[ChatRequest]:
     if kind == "tools":
         requests = [made.request for made in make_tool_requests(max_tokens)]
     else:
         requests = [make_reasoning_request(question, max_tokens, example) for question in QUESTIONS]
-    return [replace(request, sampling=GREEDY) for request in requests[:num_requests]]
+    return [replace(constrain(request) if is_constrained else request, sampling=GREEDY) for request in requests]
+
+
+def constrain(request: ChatRequest) -> ChatRequest:
+    """With strict tools; without tools, with an answer that is JSON of a schema."""
+    if request.tools:
+        functions = [{**tool["function"], "strict": True} for tool in request.tools]
+        return replace(request, tools=[{"type": "function", "function": function} for function in functions])
+    schema = {"type": "object", "properties": {"answer": TEXT}, "required": ["answer"], "additionalProperties": False}
+    return replace(
+        request, response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    )
 
 
 def make_reasoning_request(question: str, max_tokens: int, example: str) -> ChatRequest:
@@ -253,8 +267,9 @@ def describe(contender: Contender, plain: Contender) -> str:
 
 async def compare(arguments: argparse.Namespace) -> bool:
     target = open_provider(f"vllm:{arguments.model}@{arguments.url}")
-    num_requests = arguments.first + arguments.requests
-    requests = list_requests(arguments.kind, num_requests, arguments.max_tokens, arguments.example)[arguments.first :]
+    requests = list_requests(
+        arguments.kind, arguments.max_tokens, arguments.example, is_constrained=arguments.constrained
+    )[arguments.first : arguments.first + arguments.requests]
     plain = Contender("plain", open_decoder(target, None, "plain", is_eager=False))
     unstreamed = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
     num_unstreamed = 0  # of the server's own answers, that are the same without streaming
@@ -313,6 +328,7 @@ async def sample(arguments: argparse.Namespace) -> bool:
     target_name = f"vllm:{arguments.model}@{arguments.url}"
     target = open_provider(target_name)
     request = make_sampled_request(arguments.max_tokens)
+    request = constrain(request) if arguments.constrained else request
     plain = open_decoder(target, None, "plain", is_eager=False)
     own, _ = await draw(plain, request, 2 * arguments.samples)
     shares = {people: count / own.total() for people, count in own.items() if people != "none"}
@@ -416,6 +432,7 @@ def main() -> None:
     parser.add_argument("--settle-s", type=float, default=0.0, help="seconds for what is still being found out")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--constrained", action="store_true")
     parser.add_argument("--samples", type=int, default=0)
     arguments = parser.parse_args()
     if not asyncio.run(sample(arguments) if arguments.samples else compare(arguments)):

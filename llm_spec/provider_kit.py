@@ -23,6 +23,9 @@ JSON and chunks
 Types of chat
 - `ContentPart`, `FinishReason`, `StoppedBy`.
 
+Requests
+- `find_constrained_part`: what of an answer a server's constrained decoding holds to a form.
+
 Server features
 - `ContinuationTest`: whether a server continues an assistant's text.
 
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from llm_spec.tokens.noise import NoisePurpose
     from llm_spec.tokens.philox import philox4x32
     from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
+    from llm_spec.tools import find_constrained_part
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -97,6 +101,7 @@ __all__ = [
     "check_number",
     "count_usable_cores",
     "dumps",
+    "find_constrained_part",
     "find_file",
     "get_session_headers",
     "has_finish_reason",
@@ -139,6 +144,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.tokens.noise": "NoisePurpose",
     "llm_spec.tokens.philox": "philox4x32",
     "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
+    "llm_spec.tools": "find_constrained_part",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)

@@ -1,15 +1,16 @@
-"""The tools of a request, as a model in this process needs them: names, schemas, and which must be called."""
+"""The tools of a request: names, schemas, which must be called, and what of an answer is held to a form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from llm_spec.chat import ChatRequest
 from llm_spec.errors import InvalidRequestError
+from llm_spec.request_fields import prevents_multi_call_answer
 
-__all__ = ["Tool", "ToolUse", "parse_tool_use"]
+__all__ = ["Tool", "ToolUse", "find_constrained_part", "parse_tool_use"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,19 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
     if not named:
         raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the request's tools")
     return ToolUse(named, must_call=True, max_calls=1)
+
+
+def find_constrained_part(request: ChatRequest) -> Literal["calls", "answer"] | None:
+    """What a server's decoding is constrained in: calls alone, all of the answer but its reasoning, or nothing."""
+    if prevents_multi_call_answer("response_format", request.response_format or None):
+        return "answer"
+    try:
+        use = parse_tool_use(request)
+    except InvalidRequestError:
+        return "answer"
+    if use.must_call:
+        return "answer"
+    return "calls" if use.is_constrained else None
 
 
 def _parse_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:

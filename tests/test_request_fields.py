@@ -140,18 +140,26 @@ def test_other_values_do(name: str, value: Any, use: str, message: str | None) -
     assert (refusal or "").startswith(message or "")
 
 
+STRICT = {"type": "function", "function": {"name": "read", "strict": True}}
+
+
 @pytest.mark.parametrize(
-    ("fields", "with_ids", "with_parser"),
+    ("fields", "with_ids", "with_parser", "with_reasoning"),
     [
-        ({}, True, True),
-        ({"tools": [TOOLS[0]], "tool_choice": "auto"}, False, True),
-        ({"tools": [TOOLS[0]], "tool_choice": "required"}, False, False),
-        ({"tools": [TOOLS[0]], "stop": ["x"]}, False, False),
-        ({"response_format": {"type": "json_object"}}, False, False),
+        ({}, True, True, True),
+        ({"tools": [TOOLS[0]], "tool_choice": "auto"}, False, True, True),
+        ({"tools": [STRICT]}, False, True, True),
+        ({"tools": [TOOLS[0]], "tool_choice": "required"}, False, False, True),
+        ({"tools": [TOOLS[0]], "stop": ["x"]}, False, False, False),
+        ({"response_format": {"type": "json_object"}}, False, False, True),
+        ({"tools": [STRICT], "parallel_tool_calls": False}, False, False, False),
     ],
 )
-def test_what_may_speculate_at_a_server(fields: dict[str, Any], with_ids: bool, with_parser: bool) -> None:
+def test_what_may_speculate_at_a_server(
+    fields: dict[str, Any], with_ids: bool, with_parser: bool, with_reasoning: bool
+) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "q"}], **fields}
     line = {"source": "test", "path": "/v1/chat/completions", "body": body}
-    outcomes = [judge_at_server(line, has_parser=has_parser).speculates for has_parser in (False, True)]
-    assert outcomes == [with_ids, with_parser]
+    servers: list[dict[str, bool]] = [{}, {"has_parser": True}, {"reasons": True}]
+    outcomes = [judge_at_server(line, **server).speculates for server in servers]
+    assert outcomes == [with_ids, with_parser, with_reasoning]

@@ -8,8 +8,8 @@ path `adapter` stands for the options of a `ChatRequest`. Every one is sent to a
 `lookup` (an adapter's to a decoder of the same), cut after a few tokens. A request counts that is answered, and by the
 strategy `tokens`. FOLDER is a model of the provider `onnx` whose chat template shows tools.
 
-With `--server` nothing is sent: a request counts that may speculate at a server that takes token ids, and at one that
-has a message parser besides.
+With `--server` nothing is sent: a request counts that may speculate at a server that takes token ids, at one that has a
+message parser besides, and at one whose answers reason: there answers in a form may speculate, as far as they reason.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from llm_spec.server import ModelConfig, Server, ServerConfig
 from llm_spec.server.apis import APIS
 from llm_spec.server.problems import HttpProblem
 from llm_spec.strategies.base import find_multi_call_refusal
+from llm_spec.tools import find_constrained_part
 
 _MAX_TOKENS: Final = 4
 _MEDIA_TYPES: Final = frozenset(
@@ -36,6 +37,11 @@ _MEDIA_TYPES: Final = frozenset(
 )
 _CLIENT_TOOLS: Final = (None, "function", "custom")
 _HOSTED_FIELDS: Final = ("audio", "mcp_servers", "web_search_options")
+_SERVERS: Final = {
+    "token ids alone": {"has_parser": False},
+    "with a message parser": {"has_parser": True},
+    "with one, and answers that reason": {"reasons": True},
+}
 Json: TypeAlias = Mapping[str, Any]
 
 
@@ -107,16 +113,24 @@ async def _post(session: aiohttp.ClientSession, url: str, line: Json) -> Outcome
         )
 
 
-def judge_at_server(line: Json, *, has_parser: bool) -> Outcome:
-    """Whether a request may speculate at a server that takes token ids."""
+def judge_at_server(line: Json, *, has_parser: bool = False, reasons: bool = False) -> Outcome:
+    """Whether a request may speculate at a server that takes token ids; one that `reasons` has a parser."""
+    has_parser = has_parser or reasons
     try:
         requests = _parse_as_for_server(line)
     except (HttpProblem, LlmSpecError) as error:
         return Outcome(speculates=False, reason=str(error))
-    refusals = [find_multi_call_refusal(request, writes_raw_text=has_parser) for request in requests]
-    refusals += ["stop beside tools" for request in requests if has_parser and request.tools and request.stop]
+    refusals = [_find_refusal(request, has_parser=has_parser, reasons=reasons) for request in requests]
     reason = next(filter(None, refusals), None)
     return Outcome(speculates=reason is None, reason=reason or "")
+
+
+def _find_refusal(request: ChatRequest, *, has_parser: bool, reasons: bool) -> str | None:
+    if has_parser and request.stop and (request.tools or reasons):
+        return "stop, and more than text"
+    if has_parser and not reasons and find_constrained_part(request) == "answer":
+        return "all of the answer is constrained"
+    return find_multi_call_refusal(request, writes_raw_text=has_parser, keeps_constraints=has_parser)
 
 
 def _parse_as_for_server(line: Json) -> list[ChatRequest]:
@@ -143,9 +157,9 @@ def main() -> None:
         parser.error("give either --model or --server")
     lines = [json.loads(line) for line in arguments.bodies.read_text(encoding="utf-8").splitlines()]
     if arguments.server:
-        for name, has_parser in (("token ids alone", False), ("with a message parser", True)):
+        for name, server in _SERVERS.items():
             print(f"-- {name}")
-            print_shares(lines, [judge_at_server(line, has_parser=has_parser) for line in lines])
+            print_shares(lines, [judge_at_server(line, **server) for line in lines])
     else:
         print_shares(lines, asyncio.run(send_all(lines, arguments.model)))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from llm_spec.chat import ChatRequest, FinishReason, Sampling, StreamEvent, ToolCall
 
 __all__ = [
+    "ConstrainedStreaming",
+    "DecodingConstraint",
     "Discoverable",
     "EarlyEncoding",
     "EarlyStreaming",
@@ -104,7 +106,8 @@ class ParsedMessage(NamedTuple):
     finish_reason: FinishReason | None = None
 
 
-MessagePart: TypeAlias = Literal["tool_calls", "reasoning"]  # what an answer may have beside text
+# What an answer may have beside text; `form_after_reasoning`: a form that a grammar holds it to once it has reasoned.
+MessagePart: TypeAlias = Literal["tool_calls", "reasoning", "form_after_reasoning"]
 
 
 class MessageParser(Protocol):
@@ -138,6 +141,44 @@ class MessageParser(Protocol):
 
     def reject(self) -> None:
         """It was found to differ from the chat endpoint: the capability is taken away, until it is tried again."""
+        ...
+
+
+class DecodingConstraint(NamedTuple):
+    """What a server's constrained decoding allows in an answer, and where it begins to.
+
+    triggers: a constrained part begins with one of these texts, and before them the answer is free. None: all of it is
+    constrained but its reasoning. is_reasoning_free: whether that has not ended with the prompt. generation: what the
+    server is to be asked for, in its own words.
+    """
+
+    triggers: tuple[str, ...]
+    is_reasoning_free: bool
+    generation: Mapping[str, Any]
+
+
+@runtime_checkable
+class ConstrainedStreaming(Protocol):
+    """A `MessageParser` whose server goes on with an answer where its constraint has not begun; optional beside it.
+
+    From there the server decodes as in its own chat: the constraint starts with what it writes. Both raise as `parse`.
+    """
+
+    async def find_constraint(self, request: ChatRequest) -> DecodingConstraint | None:
+        """What constrains the chat's answer to a request; None: nothing does."""
+        ...
+
+    def stream_constrained_after(
+        self,
+        constraint: DecodingConstraint,
+        prompt_ids: Sequence[int],
+        written_ids: Sequence[int],
+        request: ChatRequest,
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """What follows the prompt and what was `written`, in events as `TokenEndpoint.stream_chat`.
+
+        The seed and `max_tokens` are those of `request`, all else is the constraint's.
+        """
         ...
 
 

@@ -13,12 +13,13 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature
 from llm_spec.deadline import Deadline
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import InvalidRequestError, UnsupportedError
 from llm_spec.pair_stats import PairStats
 from llm_spec.request_fields import allows_prediction, prevents_multi_call_answer
 from llm_spec.tools import parse_tool_use
 
 __all__ = [
+    "ConstraintBegunError",
     "OpenStream",
     "ReadyStrategy",
     "Refusal",
@@ -53,7 +54,8 @@ class StrategyContext:
     measures to them. `deadline`: when the answer ends; None: it has time. `untried`: features of the target that are
     being discovered; a strategy that can begin without them, and wait for `target.discover` beside the answer, is
     ready all the same. `writes_raw_text`: what the strategy writes is read by a message parser afterwards
-    (`message_answer.py`), so that the request may have tools.
+    (`message_answer.py`), so that the request may have tools. `keeps_constraints`: the server may constrain the answer;
+    a stream that would begin within such a part raises ConstraintBegunError.
     """
 
     draft: DraftProvider | None
@@ -64,6 +66,7 @@ class StrategyContext:
     deadline: Deadline | None = None
     untried: frozenset[Feature] = frozenset()
     writes_raw_text: bool = False
+    keeps_constraints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +82,38 @@ class ReadyStrategy:
     run: OpenStream
 
 
+class ConstraintBegunError(UnsupportedError):
+    """A server constrains what follows by what it has written itself; from there the answer is one stream's alone."""
+
+
 class Refusal(NamedTuple):
     """A strategy that cannot serve its context, and why, in one sentence."""
 
     reason: str
 
 
-def find_multi_call_refusal(request: ChatRequest, *, writes_raw_text: bool = False) -> str | None:
+def find_multi_call_refusal(
+    request: ChatRequest, *, writes_raw_text: bool = False, keeps_constraints: bool = False
+) -> str | None:
     """Why an answer to this request cannot be put together from several calls of a server; None: it can.
 
-    `writes_raw_text`: somebody else reads the calls of tools in it, unless a grammar holds the server's answer to them.
+    `writes_raw_text`: somebody else reads the calls of tools in it, unless the server's decoding is constrained to
+    them. `keeps_constraints`: that is left to one call, from where it begins.
     """
+    read_elsewhere = {"tools"} if writes_raw_text else set[str]()
+    if keeps_constraints:
+        read_elsewhere.add("response_format")
     names = (name for name, value in _iterate_fields_to_check(request) if prevents_multi_call_answer(name, value))
-    name = next((name for name in names if name != "tools" or not writes_raw_text), None)
+    name = next((name for name in names if name not in read_elsewhere), None)
     if name is not None:
         return f"the request sets {name}"
-    is_constrained = writes_raw_text and bool(request.tools) and _is_constrained_by_tools(request)
-    return "a grammar holds the answer to the request's tools" if is_constrained else None
-
-
-def _is_constrained_by_tools(request: ChatRequest) -> bool:
-    """Whether a call must be made, or tools are strict; also where they are not functions."""
+    if not (writes_raw_text and request.tools):
+        return None
     try:
-        return parse_tool_use(request).is_constrained
-    except InvalidRequestError:
-        return True
+        is_constrained = parse_tool_use(request).is_constrained
+    except InvalidRequestError:  # they are not functions
+        return "the request's tools are of kinds that only the server knows"
+    return "a grammar holds the answer to the request's tools" if is_constrained and not keeps_constraints else None
 
 
 def find_prediction_refusal(request: ChatRequest) -> str | None:

@@ -68,13 +68,15 @@ def _writes_by_ids(strategy: StrategyEntry) -> bool:
 
 def _may_read_message(strategy: StrategyEntry, context: StrategyContext) -> bool:
     """Whether a strategy needs a message parser for a request, and its target may have one."""
-    can = context.target.capabilities
+    can, request = context.target.capabilities, context.request
+    parts = find_needed_message_parts(request, can)
+    refusal = find_multi_call_refusal(request, writes_raw_text=True, keeps_constraints=strategy.keeps_constraints)
     return (
         _writes_by_ids(strategy)
         and (can.message_parser is not None or "message_parser" in can.discoverable)
         and context.draft is not None
-        and bool(find_needed_message_parts(context.request, can))
-        and find_multi_call_refusal(context.request, writes_raw_text=True) is None
+        and bool(parts)
+        and refusal is None
     )
 
 
@@ -89,11 +91,14 @@ async def _find_missing_message_parser(
     has_tried_feature = await discovery.has_tried_or_start_trial(feature)
     has_tried_parser = await discovery.has_tried_or_start_trial("message_parser")
     can = target.capabilities
+    parts = find_needed_message_parts(context.request, can)
+    if "form_after_reasoning" in parts and not can.separates_reasoning:
+        return _make_plain_choice("request", "the server constrains all of the answer, which no reasoning comes before")
     if not _has_feature(can, feature):
         if has_tried_feature:
             return _make_plain_choice("target", f"target {target.name} does not take token ids")
         return _make_plain_choice("discovery")
-    if can.message_parser is not None and find_needed_message_parts(context.request, can) <= can.message_parser.parts:
+    if can.message_parser is not None and parts <= can.message_parser.parts:
         return None
     if can.message_parser is None and has_tried_parser:
         return _make_plain_choice("target", f"target {target.name} has no message parser that agrees with its chat")

@@ -11,6 +11,9 @@ While the confirmed tokens are those of chat's own stream, the events are chat's
 strategy is ahead of that stream they come from the parser, which reads all of the answer at once: as often as may be
 without being busy for more than a small part of the time. What it gives has to go on from what was emitted. Where it
 fails or does not, it is not believed any more, and the answer goes on from the chat endpoint, if it can.
+
+Where the server constrains decoding (strict tools, a response format), a stream goes on with that constraint, which
+starts anew with each request. So none begins where it may have begun before (docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.chat import (
@@ -42,12 +45,27 @@ from llm_spec.chat import (
 from llm_spec.chat_response import append_tool_call_delta, complete_from_stream
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
-from llm_spec.contract.endpoint import MessageParser, MessagePart, ParsedMessage, SampledToken, TokenEndpoint
+from llm_spec.contract.endpoint import (
+    ConstrainedStreaming,
+    DecodingConstraint,
+    MessageParser,
+    MessagePart,
+    ParsedMessage,
+    SampledToken,
+    TokenEndpoint,
+)
 from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
-from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext
+from llm_spec.metered import count_call_if_target_is_metered
+from llm_spec.strategies.base import (
+    ConstraintBegunError,
+    ReadyStrategy,
+    Refusal,
+    StrategyContext,
+)
 from llm_spec.strategies.registry import Prepare
 from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER
+from llm_spec.tools import find_constrained_part
 
 __all__ = ["find_needed_message_parts", "prepare_with_message_parser"]
 
@@ -63,6 +81,7 @@ def find_needed_message_parts(request: ChatRequest, can: Capabilities) -> frozen
     may_have: dict[MessagePart, bool] = {
         "tool_calls": bool(request.tools),
         "reasoning": can.separates_reasoning and not request.raw,
+        "form_after_reasoning": find_constrained_part(request) == "answer",
     }
     return frozenset(part for part, is_possible in may_have.items() if is_possible)
 
@@ -71,16 +90,19 @@ def prepare_with_message_parser(prepare: Prepare, context: StrategyContext) -> R
     """A strategy for a request whose answer may be more than text; refused where the target has no parser for it."""
     can = context.target.capabilities
     parts, parser, endpoint = find_needed_message_parts(context.request, can), can.message_parser, can.token_endpoint
-    if not parts or (parser is None and context.request.tools):
-        return prepare(context)  # it refuses tools by itself
-    if parser is None or endpoint is None or not parts <= parser.parts:
-        what = " and ".join(sorted(parts)).replace("_", " ")
-        return Refusal(f"target {context.target.name} has no way to tell {what} from token ids")
+    if not parts or (parser is None and ("tool_calls" in parts or "form_after_reasoning" in parts)):
+        return prepare(context)  # it refuses these by itself
+    what = " and ".join(sorted(parts)).replace("_", " ")
+    unreadable = Refusal(f"target {context.target.name} has no way to tell {what} from token ids")
+    if parser is None or endpoint is None:
+        return unreadable
     if context.request.stop:
         return Refusal("the request sets stop, and its answer is more than text")
-    prepared = prepare(_ChatRun(context, endpoint).context)
+    prepared = prepare(_ChatRun(context, endpoint, parser).context)
     if isinstance(prepared, Refusal):
         return prepared
+    if not parts <= parser.parts:
+        return unreadable
     return replace(prepared, run=partial(_open_answer, prepare, context, endpoint, parser))
 
 
@@ -88,7 +110,7 @@ def prepare_with_message_parser(prepare: Prepare, context: StrategyContext) -> R
 async def _open_answer(
     prepare: Prepare, context: StrategyContext, endpoint: TokenEndpoint, parser: MessageParser
 ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-    run = _ChatRun(context, endpoint)
+    run = _ChatRun(context, endpoint, parser)
     prepared = prepare(run.context)
     if isinstance(prepared, Refusal):
         raise UnsupportedError(prepared.reason)
@@ -109,9 +131,11 @@ class _ChatRun:
     `events`: each with the number of chat's tokens so far when it was made. `finish`: chat's, once its answer is whole.
     """
 
-    def __init__(self, context: StrategyContext, endpoint: TokenEndpoint) -> None:
-        self.request = context.request
+    def __init__(self, context: StrategyContext, endpoint: TokenEndpoint, parser: MessageParser) -> None:
+        self.request, self.target = context.request, context.target
+        self.parser = parser
         self.prompt_ids: asyncio.Future[list[int]] | None = None
+        self.constraint: asyncio.Future[DecodingConstraint | None] | None = None
         self.token_ids: list[int] = []
         self.events: list[tuple[int, StreamEvent]] = []
         self.ends: list[int] = [0]  # numbers of tokens after which chat has given what it made of them
@@ -120,7 +144,13 @@ class _ChatRun:
         self.endpoint = raw_endpoint = _RawEndpoint(endpoint, self)
         target = _RawTarget(context.target, raw_endpoint)
         draft = None if context.draft is None else _RawPromptDraft(context.draft, raw_endpoint)
-        self.context = replace(context, target=target, draft=draft, writes_raw_text=True)
+        self.context = replace(
+            context,
+            target=target,
+            draft=draft,
+            writes_raw_text=True,
+            keeps_constraints=isinstance(parser, ConstrainedStreaming),
+        )
 
     async def get_prompt_ids(self) -> list[int]:
         """The prompt, as the strategy has encoded it, or had it encoded."""
@@ -213,12 +243,57 @@ class _RawEndpoint:
     async def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        request = replace(request, tools=(), tool_choice=None)  # they are in the prompt already
         async with (
-            self._endpoint.stream_after(token_ids, request) as events,
+            await self._open_stream_after(token_ids, request) as events,
             aclosing(_write_raw_text(self._endpoint, events, self._run, is_chat=False)) as raw_events,
         ):
             yield raw_events
+
+    async def _open_stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """A stream that is constrained as chat's is; raises ConstraintBegunError where it cannot begin there."""
+        parser, constraint = self._run.parser, await self._find_constraint()
+        if constraint is None or not isinstance(parser, ConstrainedStreaming):  # tools are in the prompt already
+            return self._endpoint.stream_after(
+                token_ids, replace(request, tools=(), tool_choice=None, response_format=None)
+            )
+        prompt_ids = await self._run.get_prompt_ids()
+        written_ids = token_ids[len(prompt_ids) :]
+        if await self._may_be_constrained_after(constraint, prompt_ids, written_ids):
+            raise ConstraintBegunError("the server constrains what follows by what it has written itself")
+        opened = parser.stream_constrained_after(constraint, prompt_ids, written_ids, request)
+        return count_call_if_target_is_metered(self._run.target, opened, request)
+
+    async def _find_constraint(self) -> DecodingConstraint | None:
+        """What the server says of the request; it is asked where the request sets what may constrain an answer."""
+        run = self._run
+        if find_constrained_part(run.request) is None or not isinstance(run.parser, ConstrainedStreaming):
+            return None
+        if run.constraint is None:
+            run.constraint = asyncio.ensure_future(run.parser.find_constraint(run.request))
+            run.constraint.add_done_callback(_take_exception)
+        return await asyncio.shield(run.constraint)
+
+    async def _may_be_constrained_after(
+        self, constraint: DecodingConstraint, prompt_ids: Sequence[int], written_ids: Sequence[int]
+    ) -> bool:
+        """Whether a constraint may have begun with what was written: then its state is not that of its beginning."""
+        text = await self._endpoint.decode(written_ids)
+        if text.endswith(REPLACEMENT_CHARACTER):
+            return True
+        if constraint.triggers:
+            return any(has_begun(trigger, text) for trigger in constraint.triggers)
+        if not constraint.is_reasoning_free:
+            return True
+        message = await self._run.parser.parse(self._run.request, prompt_ids, written_ids, None)
+        is_reasoning = bool(message.reasoning) and text.endswith(message.reasoning)  # no mark of its end comes after
+        return not is_reasoning or bool(message.content or message.tool_calls)
+
+
+def has_begun(trigger: str, text: str) -> bool:
+    """Whether a trigger is in a text, or may have begun at its end."""
+    return trigger in text or any(text.endswith(trigger[:length]) for length in range(1, len(trigger)))
 
 
 async def _write_raw_text(
@@ -292,7 +367,7 @@ async def _decode_tokens(endpoint: TokenEndpoint, token_ids: Sequence[int]) -> s
         return _UNKNOWN_TEXT
 
 
-def _take_exception(future: asyncio.Future[list[int]]) -> None:
+def _take_exception(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()  # perhaps nobody waits for it any more
 
@@ -313,7 +388,13 @@ class _RawPromptDraft(WrappedDraft):
         self._prompt = self._prompt or await self._endpoint.decode_prompt()
         prompt = self._prompt
         raw = replace(
-            request, messages=(ChatMessage("user", prompt),), raw=True, tools=(), tool_choice=None, session_id=None
+            request,
+            messages=(ChatMessage("user", prompt),),
+            raw=True,
+            tools=(),
+            tool_choice=None,
+            response_format=None,
+            session_id=None,
         )
         async with self._draft.draft(raw, max_tokens) as pieces:
             yield pieces
@@ -421,10 +502,11 @@ class _MessageAnswer:
         """End the strategy, and wait until it is closed."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        prompt = self._run.prompt_ids
-        if prompt is not None:
-            prompt.cancel()
-            await asyncio.gather(prompt, return_exceptions=True)
+        futures: list[asyncio.Future[Any] | None] = [self._run.prompt_ids, self._run.constraint]
+        calls = [future for future in futures if future is not None]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ inside
 

@@ -30,7 +30,14 @@ from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TargetError, UnsupportedError
-from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.base import (
+    ConstraintBegunError,
+    ReadyStrategy,
+    Refusal,
+    StrategyContext,
+    TextGuarantee,
+    find_multi_call_refusal,
+)
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
@@ -60,7 +67,9 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     endpoint = find_token_endpoint(context)
     if endpoint is None and not can.continue_prefix:
         return Refusal(f"target {name} can neither continue token ids nor an assistant's text")
-    refusal = find_multi_call_refusal(context.request, writes_raw_text=context.writes_raw_text)
+    refusal = find_multi_call_refusal(
+        context.request, writes_raw_text=context.writes_raw_text, keeps_constraints=context.keeps_constraints
+    )
     if refusal is not None:
         return Refusal(refusal)
     guarantee: Guarantee = "exact-text" if endpoint is None else "exact"
@@ -349,10 +358,15 @@ class _Race:
             self._error = error
         elif stream in self._chain.streams:
             self._chain.drop_stream(stream)
+            costs = self._race_target.costs
+            if isinstance(error, ConstraintBegunError):  # it was not sent
+                costs.is_at_end = True
+                self._opened.remove(stream)
+                self._scheduler.num_opened -= 1
             if self._scheduler.are_streams_held:  # perhaps what is tried is not there; else they may begin again
                 self._scheduler.can_begin = False
                 return
-            self._num_failures += not self._race_target.costs.is_at_end
+            self._num_failures += not costs.is_at_end
             if self._num_failures >= _MAX_FAILURES:
                 self._stop_racing(error)
 
@@ -376,6 +390,8 @@ class _Race:
         if not feed.is_exhausted:
             request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
+                costs = self._race_target.costs
+                costs.is_at_end = costs.is_at_end and not self._chain.is_draft_wrong
                 self._restart_draft_at_answer(request)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
         if num_tokens is not None:

@@ -58,7 +58,7 @@ _FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pa
 class PromptTokenCosts:
     """Tokens of the request's prompt, and those that further streams have read.
 
-    `is_at_end`: a stream would have begun where no token may follow.
+    `is_at_end`: a stream would have begun where no token may follow, or within what the server constrains.
     """
 
     num_prompt_tokens: int

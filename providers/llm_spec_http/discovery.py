@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
@@ -25,7 +25,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.contract.endpoint import Feature, MessagePart
-from llm_spec.provider_kit import now
+from llm_spec.provider_kit import find_constrained_part, now
 from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
 from llm_spec_http.trial_pace import TrialPace
@@ -164,22 +164,24 @@ class ServerFeatures:
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]] | None:
         """A request's answer from chat, on which the parser of messages is tried; None: nobody wants to know, or can.
 
-        Only of requests that nothing holds to a form is it known what both should make of an answer.
+        One that is constrained as a whole tells nothing where the server's answers do not reason before.
         """
         findings, tokens, messages = self._findings, self._tokens, self._messages
         if tokens is None or messages is None or "message_parser" not in findings.requested:
             return None
+        has_form = find_constrained_part(request) == "answer"
         may_have: dict[MessagePart, bool] = {
             "tool_calls": bool(request.tools),
             "reasoning": findings.separates_reasoning,
+            "form_after_reasoning": has_form,
         }
         is_wanted = any(may_have.values())
         is_known_or_due = self._message_parser.is_supported or self._message_parser.is_due
         is_untried = any(may_have[part] and part not in findings.message_parts for part in may_have)
         is_due = is_untried and is_known_or_due
-        is_free = request.tool_choice in (None, "auto") and not any(map(_is_strict, request.tools))
-        has_more = request.stop or request.response_format or request.top_logprobs is not None or request.extra
-        if not (is_wanted and is_due and is_free and self._endpoint.is_supported) or has_more or request.raw:
+        may_call = request.tool_choice != "none" and (findings.separates_reasoning or not has_form)
+        has_more = request.stop or request.top_logprobs is not None or request.extra
+        if not (is_wanted and is_due and may_call and self._endpoint.is_supported) or has_more or request.raw:
             return None
         return self._try_messages(request, tokens, messages)
 
@@ -370,12 +372,6 @@ class _FeatureProbe:
             del self._trials[loop]
         trial.task.cancel()
         await asyncio.gather(trial.task, return_exceptions=True)  # what it raised, its callers have heard
-
-
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool's calls are to be held to its schema."""
-    function: object = tool.get("function")
-    return isinstance(function, Mapping) and bool(cast("Mapping[str, Any]", function).get("strict"))
 
 
 def _list_discoverable_features(

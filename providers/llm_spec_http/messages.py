@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -19,8 +20,8 @@ from llm_spec import (
     ToolCall,
     TransientError,
 )
-from llm_spec.contract.endpoint import Feature, MessagePart, ParsedMessage
-from llm_spec.provider_kit import ChatResponseBuilder, ChunkReader, FinishReason, now
+from llm_spec.contract.endpoint import DecodingConstraint, Feature, MessagePart, ParsedMessage
+from llm_spec.provider_kit import ChatResponseBuilder, ChunkReader, FinishReason, find_constrained_part, now
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects.base import Body, MessageApiDialect, ServerDialect
@@ -154,6 +155,22 @@ class HttpMessageParser:
     def reject(self) -> None:
         self._on_lost("message_parser")
 
+    async def find_constraint(self, request: ChatRequest) -> DecodingConstraint | None:
+        _, constraint = await self._render(request)
+        return constraint
+
+    def stream_constrained_after(
+        self,
+        constraint: DecodingConstraint,
+        prompt_ids: Sequence[int],
+        written_ids: Sequence[int],
+        request: ChatRequest,
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        path, body = self._api.build_constrained_stream(
+            constraint, prompt_ids, written_ids, max_tokens=request.max_tokens, seed=request.sampling.seed
+        )
+        return self._tokens.open_stream(path, body, feature="message_parser")
+
     async def try_on_answer(
         self,
         request: ChatRequest,
@@ -187,19 +204,34 @@ class HttpMessageParser:
     async def _try_on_message(
         self, request: ChatRequest, answer: _ChatAnswer, response: ChatResponse
     ) -> frozenset[MessagePart] | None:
-        """What an answer has beside text that the parser reads as chat did, all along; None: it does not."""
+        """What an answer has beside text that the parser reads as chat did, all along; None: it does not.
+
+        Where the answer is constrained to a form, a difference may come of that, and tells nothing.
+        """
         own = _make_message(response)._replace(finish_reason=response.finish_reason)
-        names: dict[MessagePart, bool] = {"tool_calls": bool(own.tool_calls), "reasoning": bool(own.reasoning)}
+        constrained_part = find_constrained_part(request)
+        has_form = constrained_part == "answer" and bool(own.content or own.tool_calls)
+        names: dict[MessagePart, bool] = {
+            "tool_calls": bool(own.tool_calls),
+            "reasoning": bool(own.reasoning),
+            "form_after_reasoning": bool(own.reasoning) and has_form,
+        }
         parts: frozenset[MessagePart] = frozenset(name for name, is_there in names.items() if is_there)
         if not parts:
             return parts
-        try:
-            prompt_ids, is_constrained = await self._api.render(self._post_json, self._build_body(request))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TargetError(self._client.format_error_message(f"renders in another form ({error})")) from error
-        if is_constrained or prompt_ids != await self._tokens.encode_chat(request):
+        prompt_ids, constraint = await self._render(request)
+        if constraint is not None and constrained_part is None:
             return None
-        is_cut = response.finish_reason == "length"
+        is_same = prompt_ids == await self._tokens.encode_chat(request) and await self._reads_as_chat(
+            request, prompt_ids, answer, own
+        )
+        return parts if is_same else None if constrained_part is None else frozenset()
+
+    async def _reads_as_chat(
+        self, request: ChatRequest, prompt_ids: Sequence[int], answer: _ChatAnswer, own: ParsedMessage
+    ) -> bool:
+        """Whether the parser makes of an answer and of its beginnings what chat made of them."""
+        is_cut = own.finish_reason == "length"
         written = answer.token_ids if is_cut else answer.token_ids[:-1]  # without the token that ends it
         whole: tuple[int, ParsedMessage, FinishReason | None] = (len(written), own, "length" if is_cut else "stop")
         for num_tokens, message, reason in [whole, *((*cut, None) for cut in answer.list_beginnings())]:
@@ -208,12 +240,18 @@ class HttpMessageParser:
                     request, prompt_ids, written[:num_tokens], reason, by_token=by_token
                 )
                 if not is_trusted:
-                    return None
+                    return False
                 if _strip_ids(parsed) == _strip_ids(message):
                     break
             else:
-                return None
-        return parts
+                return False
+        return True
+
+    async def _render(self, request: ChatRequest) -> tuple[list[int], DecodingConstraint | None]:
+        try:
+            return await self._api.render(self._post_json, self._build_body(request))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TargetError(self._client.format_error_message(f"renders in another form ({error})")) from error
 
     def _build_body(self, request: ChatRequest) -> Body:
         return build_request_body(request, self._model, self._dialect, stream=False)

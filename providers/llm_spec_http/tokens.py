@@ -113,7 +113,7 @@ class HttpTokenEndpoint:
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         repeated = request.prefix if self._dialect.repeats_prefix else ""
         body = self._build_chat_body(request) | self._api.build_token_id_fields(chat=True)
-        async with self._post_and_open_event_stream("chat/completions", body, repeated) as events:
+        async with self.open_stream("chat/completions", body, repeated) as events:
             yield events
 
     @asynccontextmanager
@@ -142,7 +142,16 @@ class HttpTokenEndpoint:
         body = self._build_chat_body(replace(request, prefix="", max_tokens=limit))
         del body["messages"]
         body |= {"prompt": list(token_ids), **self._api.build_token_id_fields(chat=False)}
-        async with self._post_and_open_event_stream("completions", body, "") as events:
+        async with self.open_stream("completions", body) as events:
+            yield events
+
+    @asynccontextmanager
+    async def open_stream(
+        self, path: str, body: Body, repeated: str = "", feature: Feature = "token_endpoint"
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """The events of a call's stream, with token ids; `feature` is lost where the server has no such call."""
+        response = await self._call_and_check_answer_form(lambda: self._client.post(path, body), feature)
+        async with self._open_response_events(response, repeated, self._api.read_token_ids) as events:
             yield events
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
@@ -205,14 +214,6 @@ class HttpTokenEndpoint:
 
     def _build_chat_body(self, request: ChatRequest) -> Body:
         return build_request_body(request, self._model, self._dialect)
-
-    @asynccontextmanager
-    async def _post_and_open_event_stream(
-        self, path: str, body: Body, repeated: str
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        response = await self._call_and_check_answer_form(lambda: self._client.post(path, body))
-        async with self._open_response_events(response, repeated, self._api.read_token_ids) as events:
-            yield events
 
     @asynccontextmanager
     async def _open_response_events(

@@ -6,15 +6,16 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from llm_spec_http import DIALECTS, HttpProvider
+from llm_spec_http import HttpProvider
 from llm_spec_http.messages import _has_broken_call
 from planted_faults import planted
-from support.message_server import DRAWN, END, MessageServer, call, serving_messages
+from support.message_answers import answer, answer_plain, ask, message, opened, speculate
+from support.message_server import DRAWN, END, MessageServer, call
 from support.probe_targets import Patient
 
 from llm_spec import (
@@ -25,7 +26,6 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
-    SpeculativeResult,
     StreamEvent,
     TextDelta,
     ToolCall,
@@ -33,17 +33,12 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.chat_response import ChatResponseBuilder
-from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import ParsedMessage, TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 from llm_spec.strategies.message_answer import prepare_with_message_parser
 
 pytestmark = pytest.mark.virtual_clock
 
-TOOLS = [
-    {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}},
-    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
-]
 ONE = call("read", '{"path": "src/app/main.py", "lines": [1, 20], "why": "it is the first file of all"}')
 SUM = call("add", '{"a": 1, "b": 2}')
 TWO = f"I read both of them, one after the other.\n{ONE}\n{SUM}"
@@ -66,41 +61,6 @@ ANSWERS = {
     "thought and text": "<think>Two and two are four, as all who count know.</think>It is four, as far as I know.",
 }
 STRATEGIES = ("race", "probe", "score")
-
-
-def ask(question: str, **options: Any) -> ChatRequest:
-    given: dict[str, Any] = {"tools": TOOLS, "temperature": 0.0, **options}
-    return ChatRequest.create(question, **given)
-
-
-def message(result: SpeculativeResult) -> tuple[Any, ...]:
-    calls = tuple((made.name, made.arguments) for made in result.tool_calls)
-    return result.content, result.reasoning, calls, result.finish_reason
-
-
-@asynccontextmanager
-async def opened(server: MessageServer, *, taught_by: Sequence[str] = ("one",)) -> AsyncGenerator[HttpProvider]:
-    """A provider of a served server whose parser was tried on answers to these questions."""
-    async with serving_messages(server):
-        target = HttpProvider("m", base_url=server.url, dialect=DIALECTS["vllm"])
-        try:
-            for feature in ("token_endpoint", "token_scorer"):
-                await target.discover(feature)
-            learner = SpeculativeDecoder(ReferenceDraft("nothing"), target, SpeculativeConfig(strategy="probe"))
-            for question in taught_by:
-                await learner.decode(ask(question))
-            yield target
-        finally:
-            await target.aclose()
-
-
-async def answer(target: HttpProvider, strategy: str, draft: DraftProvider, request: ChatRequest) -> SpeculativeResult:
-    return await speculate(target, strategy, draft).decode(request)
-
-
-async def answer_plain(target: HttpProvider, request: ChatRequest) -> SpeculativeResult:
-    config = SpeculativeConfig(strategy="plain", stream_always=True)
-    return await SpeculativeDecoder(None, target, config).decode(request)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -474,7 +434,6 @@ async def test_leaving_in_the_middle_of_a_call_closes_everything(strategy: str) 
     [
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "add"}}},
-        {"tools": [{"type": "function", "function": {"name": "read", "strict": True}}]},
         {"response_format": {"type": "json_object"}},
         {"stop": ["x"]},
         {"extra": {"parallel_tool_calls": False}},
@@ -495,12 +454,6 @@ async def test_nothing_is_asked_of_a_parser_while_chat_is_ahead() -> None:
         server.paths.clear()
         await answer(target, "probe", ReferenceDraft("nothing of the kind"), ask("two"))
         assert server.paths["/v1/chat/completions/derender"] == 0
-
-
-def speculate(target: HttpProvider, strategy: str, draft: DraftProvider) -> SpeculativeDecoder:
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
-    decoder._planner.pair_stats = Patient()
-    return decoder
 
 
 async def stream_to_end(decoder: SpeculativeDecoder, request: ChatRequest) -> None:

@@ -3,6 +3,10 @@
 The model writes, after each question, what a test says (`answers`): text with marks of calls in Hermes' form, which may
 begin with reasoning. A `#` in it is drawn: 1, 2 or 3. Its tokens are words, signs and, of what is not ASCII, bytes.
 `/v1/chat/completions/derender` reads token ids as chat does, and `/render` tells the prompt.
+
+With `constrains` its decoding is constrained where a request says so, as vLLM's: within calls of strict tools every
+digit is a 7, and a form (`response_format`, or a call that must be made) begins with a brace, after the reasoning. The
+state of a constraint is that of what one request has written; `/inference/v1/generate` starts anew with it, as vLLM's.
 """
 
 from __future__ import annotations
@@ -99,6 +103,8 @@ class MessageServer:
     whole_status: int = 200  # … and this is what comes of it
     loses_rest: bool = False  # of tokens that come at once it reads no more than the reasoning, if there is any
     is_constrained: bool = False
+    constrains: bool = False
+    generate_status: int = 200
     reasons: bool = False  # its chat takes reasoning out of every answer
     url: str = ""
     paths: Counter[str] = field(default_factory=Counter[str])
@@ -143,7 +149,8 @@ class MessageServer:
         written, num_written = list(context_ids[end:]), len(context_ids) - end
         drawn = [self._id(text.encode()) for text, _ in DRAWN]
         fits = len(written) < len(script) and all(
-            own == due or (due == self._id(b"#") and own in drawn) for own, due in zip(written, script, strict=False)
+            own == due or (due == self._id(b"#") and own in drawn) or (self.constrains and self._is_forced(own, due))
+            for own, due in zip(written, script, strict=False)
         )
         if not fits:
             return self._id(b"!")
@@ -151,9 +158,36 @@ class MessageServer:
             return script[num_written]
         return self._random.choices(drawn, [p for _, p in DRAWN])[0] if temperature else drawn[0]
 
+    def _is_forced(self, own: int, due: int) -> bool:
+        """Whether a token is what a constraint makes of the one that the model would have written."""
+        return self._tokens[own] == b"{" or (self._tokens[own] == b"7" and self._tokens[due].isdigit())
+
+    def _find_constraint(self, body: dict[str, Any]) -> str | None:
+        """What is constrained in a request's answer."""
+        if not self.constrains:
+            return None
+        if body.get("response_format") or body.get("tool_choice") not in (None, "auto", "none"):
+            return "answer"
+        return "calls" if any(tool["function"].get("strict") for tool in body.get("tools") or ()) else None
+
+    def _hold(self, token_id: int, constraint: str | None, prompt_ids: Sequence[int], written: Sequence[int]) -> int:
+        """The token that a constraint lets be, by its state after what one request has `written`."""
+        if constraint == "calls":
+            text = self.decode(written)
+            is_inside = text.rfind("<tool_call>") > text.rfind("</tool_call>")
+            return self._id(b"7") if is_inside and self._tokens[token_id].isdigit() else token_id
+        if constraint == "answer":
+            before, mark = self.decode(prompt_ids).rpartition(_ANSWER)[2], "</think>"
+            has_begun = not self.reasons or mark in before
+            is_first = not written if has_begun else self.decode(written).endswith(mark)
+            return self._id(b"{") if is_first else token_id
+        return token_id
+
     # ------------------------------------------------------------------------------------------ answers
 
-    async def _write(self, prompt_ids: list[int], body: dict[str, Any]) -> AsyncGenerator[tuple[int, str | None]]:
+    async def _write(
+        self, prompt_ids: list[int], body: dict[str, Any], constraint: str | None = None
+    ) -> AsyncGenerator[tuple[int, str | None]]:
         """Tokens, the last with the reason why it is the last."""
         written: list[int] = []
         forced = next((int(token_id) for token_id in body.get("logit_bias") or ()), None)
@@ -162,7 +196,8 @@ class MessageServer:
         try:
             await asyncio.sleep(self.first_token_s)
             while True:
-                written.append(self._next_id([*prompt_ids, *written], temperature) if forced is None else forced)
+                token_id = self._next_id([*prompt_ids, *written], temperature) if forced is None else forced
+                written.append(self._hold(token_id, constraint, prompt_ids, written))
                 self.num_written += 1
                 is_end = written[-1] == self._id(END.encode())
                 reason = "stop" if is_end else "length" if len(written) >= limit else None
@@ -179,7 +214,7 @@ class MessageServer:
         untold: list[int] = []
         shown = ReadMessage("", "", ())
         response = await _open_stream(request)
-        async with _closing(self._write(prompt_ids, body)) as tokens:
+        async with _closing(self._write(prompt_ids, body, self._find_constraint(body))) as tokens:
             async for token_id, reason in tokens:
                 written.append(token_id)
                 untold.append(token_id)
@@ -225,16 +260,30 @@ class MessageServer:
                 for index, row in enumerate(rows)
             ]
             return web.json_response({"choices": choices})
+        return await self._stream_text(request, prompts[0], body, None)
+
+    async def _generate(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self.generate_status != 200:
+            return _refuse(self.generate_status)
+        tag = body["sampling_params"]["structured_outputs"]["structural_tag"]
+        constraint = "calls" if json.loads(tag)["format"]["type"] == "triggered_tags" else "answer"
+        return await self._stream_text(request, body["token_ids"], body["sampling_params"], constraint)
+
+    async def _stream_text(
+        self, request: web.Request, prompt_ids: list[int], body: dict[str, Any], constraint: str | None
+    ) -> web.StreamResponse:
         written: list[int] = []
         shown = ""
         response = await _open_stream(request)
-        async with _closing(self._write(prompts[0], body)) as tokens:
+        async with _closing(self._write(prompt_ids, body, constraint)) as tokens:
             async for token_id, reason in tokens:
                 written.append(token_id)
                 text = self._decode_whole_characters(written[:-1] if reason == "stop" else written)
                 choice = {"index": 0, "text": text[len(shown) :], "token_ids": [token_id], "finish_reason": reason}
                 shown = text
                 await _send(response, {"choices": [choice]})
+        usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(written)}
+        await _send(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -307,6 +356,7 @@ class MessageServer:
             "/detokenize": lambda: self._detokenize(body),
             "/v1/chat/completions/derender": lambda: self._derender(body),
             "/v1/chat/completions/render": lambda: self._tell_prompt(body),
+            "/inference/v1/generate": lambda: self._generate(request, body),
         }
         return await calls[request.path]()
 
@@ -322,8 +372,17 @@ class MessageServer:
     async def _tell_prompt(self, body: dict[str, Any]) -> web.Response:
         if self.derender_status != 200:
             return _refuse(self.derender_status)
-        params: dict[str, Any] = {"structured_outputs": {"structural_tag": "{}"}} if self.is_constrained else {}
-        return web.json_response({"token_ids": self._render(body), "sampling_params": params})
+        constraint = self._find_constraint(body) or ("answer" if self.is_constrained else None)
+        form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [{}], "excludes": []}
+        if constraint == "answer":
+            form = {"type": "tags_with_separator", "tags": [{}], "separator": ""}
+        params: dict[str, Any] = {name: body[name] for name in ("temperature", "seed") if name in body}
+        params["max_tokens"] = body.get("max_tokens") or 1000
+        if constraint is not None:
+            params["structured_outputs"] = {"json": None, "structural_tag": json.dumps({"format": form})}
+        prompt_ids, reasoning_ended = self._render(body), False if self.reasons else None
+        rendered = {"request_id": "r", "token_ids": prompt_ids, "sampling_params": params, "model": body["model"]}
+        return web.json_response(rendered | {"reasoning_ended": reasoning_ended, "stream": False})
 
 
 def _refuse(status: int) -> web.Response:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 from llm_spec import SampledToken
+from llm_spec.contract.endpoint import DecodingConstraint
 from llm_spec.provider_kit import FinishReason
 
 __all__ = [
@@ -93,8 +94,20 @@ class MessageApiDialect(Protocol):
         """The same of a whole answer as chat gives it without streaming, as if it were a stream's."""
         ...
 
-    async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:
-        """The prompt's ids, and whether something holds the server's answer to a form."""
+    async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], DecodingConstraint | None]:
+        """The prompt's ids, and what constrains the answer."""
+        ...
+
+    def build_constrained_stream(
+        self,
+        constraint: DecodingConstraint,
+        prompt_ids: Sequence[int],
+        written_ids: Sequence[int],
+        *,
+        max_tokens: int | None,
+        seed: int | None,
+    ) -> tuple[str, Body]:
+        """Path and body of a stream, in completions' form, that goes on as chat would; see `ConstrainedStreaming`."""
         ...
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from llm_spec import SampledToken
+from llm_spec.contract.endpoint import DecodingConstraint
 from llm_spec.provider_kit import FinishReason, parse_finish_reason
 from llm_spec_http.dialects.base import Body, PostJson, ServerDialect, make_continuation, read_choices_in_order
 
@@ -51,7 +53,7 @@ class _VllmTokenApi:
 
 
 class _VllmMessageApi:
-    """`/v1/chat/completions/render` and `/derender`, which a server has that was started with `--enable-scale-out`."""
+    """What a server has that was started with `--enable-scale-out`: `/render`, `/derender`, and `/generate` by ids."""
 
     async def parse(
         self,
@@ -99,9 +101,50 @@ class _VllmMessageApi:
         (parsed,) = answer["choices"]
         return {"delta": parsed["message"], "finish_reason": parsed["finish_reason"]}
 
-    async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], bool]:
-        answer = await post_json("chat/completions/render", body)
-        return list(answer["token_ids"]), bool(answer["sampling_params"].get("structured_outputs"))
+    async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], DecodingConstraint | None]:
+        answer: Body = await post_json("chat/completions/render", body)
+        outputs = answer["sampling_params"].get("structured_outputs")
+        if not outputs:
+            return list(answer["token_ids"]), None
+        is_reasoning_free = answer.get("reasoning_ended") is False
+        return list(answer["token_ids"]), DecodingConstraint(_find_triggers(outputs), is_reasoning_free, answer)
+
+    def build_constrained_stream(
+        self,
+        constraint: DecodingConstraint,
+        prompt_ids: Sequence[int],
+        written_ids: Sequence[int],
+        *,
+        max_tokens: int | None,
+        seed: int | None,
+    ) -> tuple[str, Body]:
+        generation = constraint.generation
+        sampling: Body = {**generation["sampling_params"]}
+        num_left = sampling["max_tokens"] - len(written_ids)
+        sampling["max_tokens"] = num_left if max_tokens is None else min(num_left, max_tokens)
+        if seed is not None:
+            sampling["seed"] = seed
+        return "/inference/v1/generate", {
+            **{name: value for name, value in generation.items() if name != "request_id"},
+            "token_ids": [*prompt_ids, *written_ids],
+            "sampling_params": sampling,
+            # where it has not ended with the prompt, the server is to look for its end in all of the ids
+            "reasoning_ended": generation.get("reasoning_ended") or None,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "output_mode": "text",
+        }
+
+
+def _find_triggers(outputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts that begin what is constrained; none where it is not text that is free up to those.
+
+    xgrammar's structural tags of the form `triggered_tags` (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html).
+    """
+    tag: Body = json.loads(outputs.get("structural_tag") or "{}")
+    form: Body = tag.get("format") or {}
+    others = {name for name, value in form.items() if value} - {"type", "triggers", "tags", "stop_after_first"}
+    return tuple(form["triggers"]) if form.get("type") == "triggered_tags" and not others else ()
 
 
 def _parse_sampled_token(choice: Mapping[str, Any]) -> SampledToken:
