@@ -7,7 +7,7 @@ At a vLLM they speculate with `--enable-scale-out`. That takes a chat model that
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import serve_vllm
 from peers.test_providers import Peer, wait_until_idle
-from server_tools import open_decoder
+from server_tools import constrain, open_decoder, write_call
 from support.message_server import is_json
 from tool_requests import make_tool_requests
 
 from llm_spec import (
+    ChatRequest,
+    ReferenceDraft,
     Sampling,
     SpeculativeResult,
     SuffixDraft,
@@ -63,9 +65,11 @@ def message(result: SpeculativeResult) -> tuple[Any, ...]:
     return result.content, result.reasoning, calls, result.finish_reason
 
 
-async def answer_all(target: HttpProvider, strategy: StrategyName) -> list[SpeculativeResult]:
+async def answer_all(
+    target: HttpProvider, strategy: StrategyName, requests: Sequence[ChatRequest] = REQUESTS
+) -> list[SpeculativeResult]:
     decoder = open_decoder(target, SuffixDraft(), strategy, is_eager=strategy != "auto")
-    return [await decoder.decode(request) for request in REQUESTS]
+    return [await decoder.decode(request) for request in requests]
 
 
 @pytest.mark.parametrize("strategy", ["race", "probe", "score"])
@@ -78,6 +82,26 @@ async def test_vllm_calls_what_it_calls_alone(vllm_with_parser: str, strategy: S
         assert [message(result) for result in speculated] == [message(result) for result in plain]
         assert sum(bool(result.tool_calls) for result in plain) >= 4
         assert sum(result.stats.num_accepted_draft_tokens > 0 for result in speculated) >= 3
+    finally:
+        await target.aclose()
+
+
+async def test_vllm_calls_strict_tools_as_alone(vllm_with_parser: str) -> None:
+    """Its constrained decoding holds calls in each stream; drafts are right, and streams begin before the call."""
+    target = HttpProvider("chat", base_url=vllm_with_parser, dialect=DIALECTS["vllm"])
+    try:
+        await target.discover("token_endpoint")
+        num_calls = num_speculated = 0
+        for request in map(constrain, REQUESTS):
+            plain = await open_decoder(target, None, "plain", is_eager=False).decode(request)
+            calls = "".join(write_call(made.name, made.arguments) for made in plain.tool_calls)
+            decoder = open_decoder(target, ReferenceDraft(plain.content + calls), "race", is_eager=True)
+            result = await decoder.decode(request)
+            assert (message(result), result.fallbacks) == (message(plain), ())
+            num_calls += bool(plain.tool_calls)
+            num_speculated += result.stats.num_accepted_draft_tokens > 0
+        assert num_calls >= 4
+        assert num_speculated >= 2
     finally:
         await target.aclose()
 
@@ -105,7 +129,7 @@ async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(
     target = peer.open()
     try:
         await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
-        await answer_all(target, strategy)
+        await answer_all(target, strategy, REQUESTS[:4])
         decoder = open_decoder(target, SuffixDraft(), strategy, is_eager=True)
         num_left_within = 0
         for request in REQUESTS:
@@ -114,6 +138,8 @@ async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(
                     if isinstance(event, ToolCallDelta) and event.arguments:
                         num_left_within += not is_json(event.arguments)
                         break
+            if num_left_within == 2:
+                break
         await wait_until_idle(peer)
         assert num_left_within > 0
     finally:
