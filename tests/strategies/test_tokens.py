@@ -309,7 +309,9 @@ async def test_the_lookahead_weighs_what_a_request_bears_of_shared_passes() -> N
 async def test_a_failing_draft_means_plain_decoding(failure: str, lookahead: LookaheadPolicy) -> None:
     """The answer is the plain one; the failure is told once, counted, and the draft is closed and asked no more."""
     draft = FAILURES[failure]()
-    result = await decode(draft, lookahead=lookahead, draft_timeout_s=0.05 if "slow" in failure else 30.0)
+    target = SharingTable(STORY, order=16)  # whose passes cost what it says, so that drafting pays on any machine
+    timeout_s = 0.05 if "slow" in failure else 30.0
+    result = await decode(draft, lookahead=lookahead, draft_timeout_s=timeout_s, target=target)
     assert result.content == STORY
     assert (result.finish_reason, result.stopped_by) == ("stop", "eos")
     assert result.usage is not None
