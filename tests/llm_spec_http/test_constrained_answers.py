@@ -20,11 +20,11 @@ pytestmark = pytest.mark.virtual_clock
 STRICT = [{"type": "function", "function": {"name": "read", "strict": True, "parameters": {"type": "object"}}}]
 FORM = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "object"}}}
 WORDS = "I look at the file that the user has named, as far as I can see which of them all is meant by it, " * 3
-HELD = call("read", json.dumps({"lines": [7] * 60}))
+HELD = call("read", json.dumps({"lines": [7] * 20}))
 ANSWERS = {
     "one": call("read", '{"lines": [7, 7]}'),
-    "calls": f"{WORDS}so I do.\n{call('read', json.dumps({'lines': [1] * 60}))}",
-    "two calls": f"{WORDS}so I do.\n{HELD}\n{call('read', json.dumps({'lines': [3] * 40}))}",
+    "calls": f"{WORDS}so I do.\n{call('read', json.dumps({'lines': [1] * 20}))}",
+    "two calls": f"{WORDS}so I do.\n{HELD}\n{call('read', json.dumps({'lines': [3] * 10}))}",
     "mark": f"{WORDS}; 3 < 4 and <tool is no mark, nor is <, {WORDS}and that is all.",
     "thought": f"<think>{WORDS}and so it is.</think>{{'sum': [1, 2, 3, 'and so on, and so on, and so on']}}",
     "thought and call": f"<think>{WORDS}</think>{call('read', '{}')}",
@@ -140,6 +140,7 @@ def test_a_trigger_may_have_begun(text: str, *, is_begun: bool) -> None:
     assert message_answer.has_begun("<tool_call>", text) == is_begun
 
 
+@pytest.mark.slow
 async def test_a_sampled_answer_before_a_strict_call_has_chats_own_distribution() -> None:
     """By chi-square over what is drawn before the call, where the draft says that each is a 1."""
     drawn = ", ".join(["one of them is a #"] * 8)
@@ -188,14 +189,14 @@ async def test_auto_speculates_with_strict_tools() -> None:
             ReferenceDraft(write_as_constrained(ANSWERS["calls"])), target, SpeculativeConfig(baseline_every=0)
         )
         plain = await answer_plain(target, ask("calls", tools=STRICT))
-        results = [await decoder.decode(ask("calls", tools=STRICT)) for _ in range(12)]
+        results = [await decoder.decode(ask("calls", tools=STRICT)) for _ in range(6)]
         assert {message(result) for result in results} == {message(plain)}
         assert "race" in {result.strategy for result in results}
 
 
 async def test_a_server_that_does_not_constrain_is_speculated_within_calls() -> None:
     """It says so itself of each request that sets what others constrain."""
-    answers = dict(ANSWERS, free=f"I do.\n{call('read', json.dumps({'lines': list(range(150))}))}")
+    answers = dict(ANSWERS, free=f"I do.\n{call('read', json.dumps({'lines': list(range(60))}))}")
     async with opened(MessageServer(answers), taught_by=("one",)) as target:
         request = ask("free", tools=STRICT)
         plain = await answer_plain(target, request)
