@@ -328,7 +328,6 @@ async def sample(arguments: argparse.Namespace) -> bool:
     target_name = f"vllm:{arguments.model}@{arguments.url}"
     target = open_provider(target_name)
     request = make_sampled_request(arguments.max_tokens)
-    request = constrain(request) if arguments.constrained else request
     plain = open_decoder(target, None, "plain", is_eager=False)
     own, _ = await draw(plain, request, 2 * arguments.samples)
     shares = {people: count / own.total() for people, count in own.items() if people != "none"}

@@ -25,6 +25,7 @@ Types of chat
 
 Requests
 - `find_constrained_part`: what of an answer a server's constrained decoding holds to a form.
+- `find_message_parts`: what an answer may have beside text.
 
 Server features
 - `ContinuationTest`: whether a server continues an assistant's text.
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from llm_spec.tokens.noise import NoisePurpose
     from llm_spec.tokens.philox import philox4x32
     from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
-    from llm_spec.tools import find_constrained_part
+    from llm_spec.tools import find_constrained_part, find_message_parts
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -103,6 +104,7 @@ __all__ = [
     "dumps",
     "find_constrained_part",
     "find_file",
+    "find_message_parts",
     "get_session_headers",
     "has_finish_reason",
     "is_greedy",
@@ -144,7 +146,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.tokens.noise": "NoisePurpose",
     "llm_spec.tokens.philox": "philox4x32",
     "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
-    "llm_spec.tools": "find_constrained_part",
+    "llm_spec.tools": "find_constrained_part find_message_parts",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)

@@ -150,7 +150,14 @@ TABLE: Final = (
     RequestFieldGroup("web_search_options", "chat", "plain", "refused", "a tool that a vendor runs"),
     RequestFieldGroup("mcp_servers", "messages", "plain", "refused", "tools that a vendor runs", ([],)),
     # The form of the answer
-    RequestFieldGroup("response_format", "chat", "plain", "own", "held by a grammar", ({"type": "text"},)),
+    RequestFieldGroup(
+        "response_format",
+        "chat",
+        "plain",
+        "own",
+        "held by a grammar; at a server that reads its own token ids, kept while the answer reasons",
+        ({"type": "text"},),
+    ),
     RequestFieldGroup("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
     RequestFieldGroup(
         "output_config", "messages", "plain", "own", "its `format` and `effort` are read", is_passed=True

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.endpoint import MessagePart
 from llm_spec.errors import InvalidRequestError
 from llm_spec.request_fields import prevents_multi_call_answer
 
-__all__ = ["Tool", "ToolUse", "find_constrained_part", "parse_tool_use"]
+__all__ = ["Tool", "ToolUse", "find_constrained_part", "find_message_parts", "parse_tool_use"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,16 @@ def find_constrained_part(request: ChatRequest) -> Literal["calls", "answer"] | 
     if use.must_call:
         return "answer"
     return "calls" if use.is_constrained else None
+
+
+def find_message_parts(request: ChatRequest, *, separates_reasoning: bool) -> frozenset[MessagePart]:
+    """What an answer may have beside text, of a target that takes reasoning out of its answers or does not."""
+    may_have: dict[MessagePart, bool] = {
+        "tool_calls": bool(request.tools),
+        "reasoning": separates_reasoning and not request.raw,
+        "form_after_reasoning": find_constrained_part(request) == "answer",
+    }
+    return frozenset(part for part, is_possible in may_have.items() if is_possible)
 
 
 def _parse_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:

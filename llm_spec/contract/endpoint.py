@@ -148,8 +148,8 @@ class DecodingConstraint(NamedTuple):
     """What a server's constrained decoding allows in an answer, and where it begins to.
 
     triggers: a constrained part begins with one of these texts, and before them the answer is free. None: all of it is
-    constrained but its reasoning. is_reasoning_free: whether that has not ended with the prompt. generation: what the
-    server is to be asked for, in its own words.
+    constrained but its reasoning. is_reasoning_free: whether that has not ended with the prompt. generation: the
+    server's own form of the request, of which `stream_constrained_after` makes the body of its calls.
     """
 
     triggers: tuple[str, ...]

@@ -15,8 +15,9 @@ from llm_spec.planner import StrategyPlanner
 from llm_spec.resilience import wait_within
 from llm_spec.result import PlainReason
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal
-from llm_spec.strategies.message_answer import find_needed_message_parts, prepare_with_message_parser
+from llm_spec.strategies.message_answer import prepare_with_message_parser
 from llm_spec.strategies.registry import AUTO, PLAIN, Prepare, StrategyEntry, find_strategy, get_strategies_by_name
+from llm_spec.tools import find_message_parts
 
 __all__ = ["StrategyChoice", "choose_strategy", "has_undiscovered_needs"]
 
@@ -69,15 +70,18 @@ def _writes_by_ids(strategy: StrategyEntry) -> bool:
 def _may_read_message(strategy: StrategyEntry, context: StrategyContext) -> bool:
     """Whether a strategy needs a message parser for a request, and its target may have one."""
     can, request = context.target.capabilities, context.request
-    parts = find_needed_message_parts(request, can)
-    refusal = find_multi_call_refusal(request, writes_raw_text=True, keeps_constraints=strategy.keeps_constraints)
     return (
         _writes_by_ids(strategy)
         and (can.message_parser is not None or "message_parser" in can.discoverable)
         and context.draft is not None
-        and bool(parts)
-        and refusal is None
+        and bool(find_message_parts(request, separates_reasoning=can.separates_reasoning))
+        and _may_be_put_together(request, strategy)
     )
+
+
+def _may_be_put_together(request: ChatRequest, strategy: StrategyEntry) -> bool:
+    refusal = find_multi_call_refusal(request, writes_raw_text=True, keeps_constraints=strategy.keeps_constraints)
+    return refusal is None
 
 
 async def _find_missing_message_parser(
@@ -91,7 +95,7 @@ async def _find_missing_message_parser(
     has_tried_feature = await discovery.has_tried_or_start_trial(feature)
     has_tried_parser = await discovery.has_tried_or_start_trial("message_parser")
     can = target.capabilities
-    parts = find_needed_message_parts(context.request, can)
+    parts = find_message_parts(context.request, separates_reasoning=can.separates_reasoning)
     if "form_after_reasoning" in parts and not can.separates_reasoning:
         return _make_plain_choice("request", "the server constrains all of the answer, which no reasoning comes before")
     if not _has_feature(can, feature):

@@ -43,13 +43,12 @@ from llm_spec.chat import (
     ToolCallDelta,
 )
 from llm_spec.chat_response import append_tool_call_delta, complete_from_stream
-from llm_spec.contract.chat import Capabilities, LlmProvider
+from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
     ConstrainedStreaming,
     DecodingConstraint,
     MessageParser,
-    MessagePart,
     ParsedMessage,
     SampledToken,
     TokenEndpoint,
@@ -64,10 +63,10 @@ from llm_spec.strategies.base import (
     StrategyContext,
 )
 from llm_spec.strategies.registry import Prepare
-from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER
-from llm_spec.tools import find_constrained_part
+from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark
+from llm_spec.tools import find_constrained_part, find_message_parts
 
-__all__ = ["find_needed_message_parts", "prepare_with_message_parser"]
+__all__ = ["prepare_with_message_parser"]
 
 _READ_AHEAD: Final = 256  # events of a strategy that may wait
 _PAUSE_PER_PARSE: Final = 8.0  # of a parser's own time that passes before it is called again
@@ -76,20 +75,11 @@ _UNKNOWN_TEXT: Final = "?"
 _MESSAGE_EVENTS: Final = (TextDelta, ReasoningDelta, ReasoningDetail, ToolCallDelta)
 
 
-def find_needed_message_parts(request: ChatRequest, can: Capabilities) -> frozenset[MessagePart]:
-    """What an answer may have beside text; empty: it is text, and a strategy needs no parser for it."""
-    may_have: dict[MessagePart, bool] = {
-        "tool_calls": bool(request.tools),
-        "reasoning": can.separates_reasoning and not request.raw,
-        "form_after_reasoning": find_constrained_part(request) == "answer",
-    }
-    return frozenset(part for part, is_possible in may_have.items() if is_possible)
-
-
 def prepare_with_message_parser(prepare: Prepare, context: StrategyContext) -> ReadyStrategy | Refusal:
     """A strategy for a request whose answer may be more than text; refused where the target has no parser for it."""
     can = context.target.capabilities
-    parts, parser, endpoint = find_needed_message_parts(context.request, can), can.message_parser, can.token_endpoint
+    parser, endpoint = can.message_parser, can.token_endpoint
+    parts = find_message_parts(context.request, separates_reasoning=can.separates_reasoning)
     if not parts or (parser is None and ("tool_calls" in parts or "form_after_reasoning" in parts)):
         return prepare(context)  # it refuses these by itself
     what = " and ".join(sorted(parts)).replace("_", " ")
@@ -134,6 +124,7 @@ class _ChatRun:
     def __init__(self, context: StrategyContext, endpoint: TokenEndpoint, parser: MessageParser) -> None:
         self.request, self.target = context.request, context.target
         self.parser = parser
+        self.constrained = parser if isinstance(parser, ConstrainedStreaming) else None
         self.prompt_ids: asyncio.Future[list[int]] | None = None
         self.constraint: asyncio.Future[DecodingConstraint | None] | None = None
         self.token_ids: list[int] = []
@@ -149,7 +140,7 @@ class _ChatRun:
             target=target,
             draft=draft,
             writes_raw_text=True,
-            keeps_constraints=isinstance(parser, ConstrainedStreaming),
+            keeps_constraints=self.constrained is not None,
         )
 
     async def get_prompt_ids(self) -> list[int]:
@@ -253,8 +244,8 @@ class _RawEndpoint:
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """A stream that is constrained as chat's is; raises ConstraintBegunError where it cannot begin there."""
-        parser, constraint = self._run.parser, await self._find_constraint()
-        if constraint is None or not isinstance(parser, ConstrainedStreaming):  # tools are in the prompt already
+        constrained, constraint = self._run.constrained, await self._find_constraint()
+        if constrained is None or constraint is None:  # tools are in the prompt already
             return self._endpoint.stream_after(
                 token_ids, replace(request, tools=(), tool_choice=None, response_format=None)
             )
@@ -262,16 +253,16 @@ class _RawEndpoint:
         written_ids = token_ids[len(prompt_ids) :]
         if await self._may_be_constrained_after(constraint, prompt_ids, written_ids):
             raise ConstraintBegunError("the server constrains what follows by what it has written itself")
-        opened = parser.stream_constrained_after(constraint, prompt_ids, written_ids, request)
+        opened = constrained.stream_constrained_after(constraint, prompt_ids, written_ids, request)
         return count_call_if_target_is_metered(self._run.target, opened, request)
 
     async def _find_constraint(self) -> DecodingConstraint | None:
-        """What the server says of the request; it is asked where the request sets what may constrain an answer."""
+        """What the server says of the request; no call is made where nothing in the request may constrain an answer."""
         run = self._run
-        if find_constrained_part(run.request) is None or not isinstance(run.parser, ConstrainedStreaming):
+        if run.constrained is None or find_constrained_part(run.request) is None:
             return None
         if run.constraint is None:
-            run.constraint = asyncio.ensure_future(run.parser.find_constraint(run.request))
+            run.constraint = asyncio.ensure_future(run.constrained.find_constraint(run.request))
             run.constraint.add_done_callback(_take_exception)
         return await asyncio.shield(run.constraint)
 
@@ -280,10 +271,8 @@ class _RawEndpoint:
     ) -> bool:
         """Whether a constraint may have begun with what was written: then its state is not that of its beginning."""
         text = await self._endpoint.decode(written_ids)
-        if text.endswith(REPLACEMENT_CHARACTER):
-            return True
         if constraint.triggers:
-            return any(has_begun(trigger, text) for trigger in constraint.triggers)
+            return _may_have_begun(constraint.triggers, text)
         if not constraint.is_reasoning_free:
             return True
         message = await self._run.parser.parse(self._run.request, prompt_ids, written_ids, None)
@@ -291,9 +280,10 @@ class _RawEndpoint:
         return not is_reasoning or bool(message.content or message.tool_calls)
 
 
-def has_begun(trigger: str, text: str) -> bool:
-    """Whether a trigger is in a text, or may have begun at its end."""
-    return trigger in text or any(text.endswith(trigger[:length]) for length in range(1, len(trigger)))
+def _may_have_begun(triggers: Sequence[str], text: str) -> bool:
+    """Whether a trigger is in a text, or may begin at its end, be it with a part of a character."""
+    is_in_text = any(trigger in text for trigger in triggers)
+    return is_in_text or text.endswith(REPLACEMENT_CHARACTER) or find_longest_partial_mark(text, triggers) > 0
 
 
 async def _write_raw_text(

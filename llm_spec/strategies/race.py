@@ -390,8 +390,6 @@ class _Race:
         if not feed.is_exhausted:
             request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
-                costs = self._race_target.costs
-                costs.is_at_end = costs.is_at_end and not self._chain.is_draft_wrong
                 self._restart_draft_at_answer(request)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
         if num_tokens is not None:

@@ -144,7 +144,7 @@ class StreamScheduler:
     def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
         """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
         chain, tail = self._chain, self._chain.last_stream
-        if self.is_off or not (chain.is_draft_wrong or has_ended):
+        if self.is_off or not (chain.is_draft_wrong or (has_ended and not self._costs.is_at_end)):
             return None
         if not chain.is_draft_wrong and is_cut:
             if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * self.max_useful_draft_tokens:
@@ -157,6 +157,7 @@ class StreamScheduler:
         if tail.num_tokens < self._rest_until:
             return None
         self._resting = None
+        self._costs.is_at_end = False
         chain.reset_expected_text()
         return DraftRequest(tail.assumed_answer, self.max_useful_draft_tokens)
 

@@ -25,7 +25,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.contract.endpoint import Feature, MessagePart
-from llm_spec.provider_kit import find_constrained_part, now
+from llm_spec.provider_kit import find_message_parts, now
 from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
 from llm_spec_http.trial_pace import TrialPace
@@ -169,19 +169,14 @@ class ServerFeatures:
         findings, tokens, messages = self._findings, self._tokens, self._messages
         if tokens is None or messages is None or "message_parser" not in findings.requested:
             return None
-        has_form = find_constrained_part(request) == "answer"
-        may_have: dict[MessagePart, bool] = {
-            "tool_calls": bool(request.tools),
-            "reasoning": findings.separates_reasoning,
-            "form_after_reasoning": has_form,
-        }
-        is_wanted = any(may_have.values())
-        is_known_or_due = self._message_parser.is_supported or self._message_parser.is_due
-        is_untried = any(may_have[part] and part not in findings.message_parts for part in may_have)
-        is_due = is_untried and is_known_or_due
-        may_call = request.tool_choice != "none" and (findings.separates_reasoning or not has_form)
-        has_more = request.stop or request.top_logprobs is not None or request.extra
-        if not (is_wanted and is_due and may_call and self._endpoint.is_supported) or has_more or request.raw:
+        parts = find_message_parts(request, separates_reasoning=findings.separates_reasoning)
+        is_due = self._message_parser.is_supported or self._message_parser.is_due
+        is_untried = not parts <= findings.message_parts
+        is_telling = request.tool_choice != "none" and (
+            findings.separates_reasoning or "form_after_reasoning" not in parts
+        )
+        has_more = request.stop or request.top_logprobs is not None or request.extra or request.raw
+        if not (is_untried and is_due and is_telling and self._endpoint.is_supported) or has_more:
             return None
         return self._try_messages(request, tokens, messages)
 

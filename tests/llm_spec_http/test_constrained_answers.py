@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from planted_faults import planted
 from support.message_answers import answer, answer_plain, ask, message, opened, speculate
 from support.message_server import DRAWN, MessageServer, call
+from support.probe_targets import TextDraft
 
-from llm_spec import ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
+from llm_spec import ChatRequest, DraftPiece, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
 from llm_spec.strategies import message_answer
 
 pytestmark = pytest.mark.virtual_clock
@@ -24,10 +27,12 @@ HELD = call("read", json.dumps({"lines": [7] * 20}))
 ANSWERS = {
     "one": call("read", '{"lines": [7, 7]}'),
     "calls": f"{WORDS}so I do.\n{call('read', json.dumps({'lines': [1] * 20}))}",
+    "long": f"{5 * WORDS}so I do.\n{HELD}",
     "two calls": f"{WORDS}so I do.\n{HELD}\n{call('read', json.dumps({'lines': [3] * 10}))}",
     "mark": f"{WORDS}; 3 < 4 and <tool is no mark, nor is <, {WORDS}and that is all.",
     "thought": f"<think>{WORDS}and so it is.</think>{{'sum': [1, 2, 3, 'and so on, and so on, and so on']}}",
     "thought and call": f"<think>{WORDS}</think>{call('read', '{}')}",
+    "thought and strict call": f"<think>So.</think>{WORDS}so I do.\n{call('read', json.dumps({'lines': [1] * 20}))}",
 }
 
 
@@ -50,6 +55,55 @@ async def test_strict_tools_are_speculated_up_to_the_first_call(question: str) -
             assert (message(result), result.strategy, result.fallbacks) == (message(plain), "race", ())
             if draft == written:
                 assert result.stats.num_accepted_draft_tokens > 20
+
+
+async def test_strict_tools_are_constrained_after_reasoning_too() -> None:
+    """Also in streams that begin after its end, which the server then has to find in what it takes for the prompt."""
+    server = MessageServer(dict(ANSWERS), constrains=True, reasons=True)
+    async with opened(server, taught_by=("thought and call",)) as target:
+        request = ask("thought and strict call", tools=STRICT)
+        plain = await answer_plain(target, request)
+        written = write_as_constrained(ANSWERS["thought and strict call"])
+        result = await answer(target, "race", ReferenceDraft(written), request)
+        assert (message(result), result.strategy, result.fallbacks) == (message(plain), "race", ())
+        assert '"lines": [7, 7' in result.tool_calls[0].arguments
+        assert result.stats.num_accepted_draft_tokens > 20
+
+
+class CorrectedDraft(TextDraft):
+    """Begins a call where the answer does not yet; where it is to go on with an answer without it, it is right."""
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        wrong = 2 * WORDS + HELD
+        is_wrong = wrong.startswith(request.prefix)
+        async with (TextDraft(wrong) if is_wrong else super()).draft(request, max_tokens) as pieces:
+            yield pieces
+
+
+async def test_a_call_that_was_drafted_too_early_ends_nothing() -> None:
+    """No stream begins within it; when the draft was wrong, others do."""
+    server = MessageServer(dict(ANSWERS), constrains=True)
+    async with opened(server, taught_by=("one",)) as target:
+        request = ask("long", tools=STRICT)
+        plain = await answer_plain(target, request)
+        result = await answer(target, "race", CorrectedDraft(write_as_constrained(ANSWERS["long"])), request)
+        assert (message(result), result.strategy, result.fallbacks) == (message(plain), "race", ())
+    begun = [server.decode(body["token_ids"]) for body in server.bodies if "output_mode" in body]
+    assert any(3 * WORDS in text for text in begun)
+
+
+async def test_constrained_streams_of_a_sampled_answer_have_seeds_of_their_own() -> None:
+    """Streams with one seed would draw the same noise at different places."""
+    drawn = ", ".join(["one of them is a #"] * 8)
+    server = MessageServer({"one": ANSWERS["one"], "draw": f"{drawn}.\n{HELD}"}, constrains=True, token_s=0.01)
+    async with opened(server) as target:
+        draft = ReferenceDraft(server.answers["draw"].replace("#", "1"))
+        for _ in range(6):
+            await answer(target, "race", draft, ask("draw", tools=STRICT, temperature=1.0))
+    seeds = [body["sampling_params"]["seed"] for body in server.bodies if "output_mode" in body]
+    assert len(seeds) > 3
+    assert len(set(seeds)) == len(seeds)
 
 
 async def test_a_call_from_the_first_token_on_is_not_called_speculated() -> None:
@@ -125,7 +179,7 @@ async def never(*_: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_begun"),
+    ("text", "has_begun"),
     [
         ("", False),
         ("all of it", False),
@@ -134,10 +188,14 @@ async def never(*_: object) -> bool:
         ("a <tool_cal", True),
         ("a <tool_call> b", True),
         ("<tool_calx", False),
+        ("a [", True),
+        ("a [CALLS] b", True),
+        ("half a character \N{REPLACEMENT CHARACTER}", True),
+        ("\N{REPLACEMENT CHARACTER} was one", False),
     ],
 )
-def test_a_trigger_may_have_begun(text: str, *, is_begun: bool) -> None:
-    assert message_answer.has_begun("<tool_call>", text) == is_begun
+def test_a_trigger_may_have_begun(text: str, *, has_begun: bool) -> None:
+    assert message_answer._may_have_begun(("<tool_call>", "[CALLS]"), text) == has_begun
 
 
 @pytest.mark.slow

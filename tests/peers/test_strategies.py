@@ -45,7 +45,6 @@ NUM_PROMPTS = int(os.environ.get("LLM_SPEC_PEER_PROMPTS", "8"))
 PROMPTS = [json.loads(line)["messages"] for line in (MODELS / "prompts.jsonl").read_text().splitlines()][:NUM_PROMPTS]
 MAX_TOKENS = 48
 SLOW_TOKEN_S = 0.04
-NUM_ROUNDS = 3  # of all prompts: what a trial may cost is earned by some answers
 DRAFTS = ["other server", "builtin:draft", "lookup", "random"]
 
 _plain: dict[tuple[str, int], str] = {}
@@ -141,10 +140,10 @@ async def test_llama_server_writes_its_own_text(
 
 
 @pytest.mark.parametrize(("dialect", "strategy"), [("vllm", "probe"), ("vllm", "score"), ("llamacpp", "probe")])
-async def test_rows_write_the_servers_own_text_where_they_pay(
+async def test_rows_that_overtake_streams_write_the_servers_own_text(
     dialect: str, vllm_target: str, llama_target: str, strategy: StrategyName
 ) -> None:
-    """The same where streams are slow, so that rows overtake them: drafted tokens are accepted, and nothing changes."""
+    """The same where streams are slow and rows are taken to pay: drafted tokens are accepted, and nothing changes."""
     url = vllm_target if dialect == "vllm" else llama_target
     target = provider(dialect, url)
     draft = open_draft("builtin:target")
@@ -155,11 +154,12 @@ async def test_rows_write_the_servers_own_text_where_they_pay(
             try:
                 await discover_needs(slow_target, strategy)
                 config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4, baseline_every=0)
-                decoder = SpeculativeDecoder(draft, slow_target, config)  # one for all: it gets to know what pays
-                results = [await answer(decoder, messages) for messages in PROMPTS * NUM_ROUNDS]
+                decoder = SpeculativeDecoder(draft, slow_target, config)
+                decoder._planner.pair_stats = Patient()  # whether rows pay depends on the machine
+                results = [await answer(decoder, messages) for messages in PROMPTS]
             finally:
                 await slow_target.aclose()
-        assert [result.content for result in results] == expected * NUM_ROUNDS
+        assert [result.content for result in results] == expected
         assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
     finally:
         await target.aclose()

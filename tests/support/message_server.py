@@ -170,23 +170,37 @@ class MessageServer:
             return "answer"
         return "calls" if any(tool["function"].get("strict") for tool in body.get("tools") or ()) else None
 
-    def _hold(self, token_id: int, constraint: str | None, prompt_ids: Sequence[int], written: Sequence[int]) -> int:
-        """The token that a constraint lets be, by its state after what one request has `written`."""
-        if constraint == "calls":
-            text = self.decode(written)
-            is_inside = text.rfind("<tool_call>") > text.rfind("</tool_call>")
-            return self._id(b"7") if is_inside and self._tokens[token_id].isdigit() else token_id
+    def _hold(
+        self,
+        token_id: int,
+        constraint: str,
+        prompt_ids: Sequence[int],
+        written: Sequence[int],
+        *,
+        finds_reasoning: bool,
+    ) -> int:
+        """The token that a constraint lets be, by its state after what one request has `written`.
+
+        `finds_reasoning`: the end of the reasoning, before which all is free, is found in the prompt as well.
+        """
+        text, mark = self.decode(written), "</think>"
+        prompt = self.decode(prompt_ids).rpartition(_ANSWER)[2] if finds_reasoning else ""
+        has_ended = not self.reasons or mark in prompt
         if constraint == "answer":
-            before, mark = self.decode(prompt_ids).rpartition(_ANSWER)[2], "</think>"
-            has_begun = not self.reasons or mark in before
-            is_first = not written if has_begun else self.decode(written).endswith(mark)
+            is_first = not written if has_ended else text.endswith(mark)
             return self._id(b"{") if is_first else token_id
-        return token_id
+        is_inside = text.rfind("<tool_call>") > text.rfind("</tool_call>") and (has_ended or mark in text)
+        return self._id(b"7") if is_inside and self._tokens[token_id].isdigit() else token_id
 
     # ------------------------------------------------------------------------------------------ answers
 
     async def _write(
-        self, prompt_ids: list[int], body: dict[str, Any], constraint: str | None = None
+        self,
+        prompt_ids: list[int],
+        body: dict[str, Any],
+        constraint: str | None = None,
+        *,
+        finds_reasoning: bool = True,
     ) -> AsyncGenerator[tuple[int, str | None]]:
         """Tokens, the last with the reason why it is the last."""
         written: list[int] = []
@@ -197,7 +211,9 @@ class MessageServer:
             await asyncio.sleep(self.first_token_s)
             while True:
                 token_id = self._next_id([*prompt_ids, *written], temperature) if forced is None else forced
-                written.append(self._hold(token_id, constraint, prompt_ids, written))
+                if constraint is not None:
+                    token_id = self._hold(token_id, constraint, prompt_ids, written, finds_reasoning=finds_reasoning)
+                written.append(token_id)
                 self.num_written += 1
                 is_end = written[-1] == self._id(END.encode())
                 reason = "stop" if is_end else "length" if len(written) >= limit else None
@@ -260,22 +276,24 @@ class MessageServer:
                 for index, row in enumerate(rows)
             ]
             return web.json_response({"choices": choices})
-        return await self._stream_text(request, prompts[0], body, None)
+        return await self._stream_text(request, prompts[0], self._write(prompts[0], body))
 
     async def _generate(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if self.generate_status != 200:
             return _refuse(self.generate_status)
         tag = body["sampling_params"]["structured_outputs"]["structural_tag"]
         constraint = "calls" if json.loads(tag)["format"]["type"] == "triggered_tags" else "answer"
-        return await self._stream_text(request, body["token_ids"], body["sampling_params"], constraint)
+        finds_reasoning = body["reasoning_ended"] is not False
+        written = self._write(body["token_ids"], body["sampling_params"], constraint, finds_reasoning=finds_reasoning)
+        return await self._stream_text(request, body["token_ids"], written)
 
     async def _stream_text(
-        self, request: web.Request, prompt_ids: list[int], body: dict[str, Any], constraint: str | None
+        self, request: web.Request, prompt_ids: list[int], opened: AsyncGenerator[tuple[int, str | None]]
     ) -> web.StreamResponse:
         written: list[int] = []
         shown = ""
         response = await _open_stream(request)
-        async with _closing(self._write(prompt_ids, body, constraint)) as tokens:
+        async with _closing(opened) as tokens:
             async for token_id, reason in tokens:
                 written.append(token_id)
                 text = self._decode_whole_characters(written[:-1] if reason == "stop" else written)
