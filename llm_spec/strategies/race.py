@@ -128,6 +128,7 @@ class _Race:
         )
         self._arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
+        self._num_open_streams = 0  # with those that are being closed
         self._streams: dict[StreamReader, RaceStream] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._trying_prompt: asyncio.Task[None] | None = None
@@ -220,11 +221,6 @@ class _Race:
 
     # ----------------------------------------------------------------------------------------- streams
 
-    @property
-    def _num_open_streams(self) -> int:
-        """Streams that are open, or being closed."""
-        return sum(not reader.task.done() for reader in self._readers.values())
-
     def _make_stream(self, prefix: str) -> RaceStream:
         stream = RaceStream(prefix, self._pair_stats.start_stream_timer(), is_held=self._race_target.is_being_tried)
         stream.token_ids = [] if self._race_target.is_by_ids else None
@@ -242,10 +238,12 @@ class _Race:
             arrivals=self._arrivals,
         )
         self._readers[stream], self._streams[reader] = reader, stream
+        self._num_open_streams += 1
         reader.task.add_done_callback(partial(self._handle_stream_closed, stream))
 
     def _handle_stream_closed(self, stream: RaceStream, _: asyncio.Task[None]) -> None:
         """A stream is closed: there may be room for another one."""
+        self._num_open_streams -= 1
         stream.ended_s = self._clock()
         self._changed.set()
 
