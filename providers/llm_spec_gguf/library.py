@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from llm_spec import ModelLoadError, TargetError
 
-__all__ = ["PASS_TOKENS", "LlamaContext", "LlamaModel", "ValueType", "llama"]
+__all__ = ["PASS_TOKENS", "KeyType", "LlamaContext", "LlamaModel", "llama"]
 
 llama: Any = importlib.import_module("llama_cpp.llama_cpp")  # its functions are made by a decorator that hides types
 
-ValueType: TypeAlias = Literal["float16", "bfloat16"]  # of the cached values; keys are float16
+KeyType: TypeAlias = Literal["float16", "bfloat16"]  # of the cached keys; values are float16
 
 PASS_TOKENS: Final = 256  # most tokens of one call of llama_decode, as many as prompts are read in at once
 
@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger("llm_spec.gguf")
 _ERROR_LEVEL: Final = 4  # GGML_LOG_LEVEL_ERROR
 _SPARE_BYTES: Final = 128 * 2**20  # for what is computed, and for others
 _SEQUENCE: Final = 0  # a context has one
-_GGML_TYPES: Final[dict[ValueType, int]] = {"float16": 1, "bfloat16": 30}
+_GGML_TYPES: Final[dict[KeyType, int]] = {"float16": 1, "bfloat16": 30}
 _FUNCTION_NAME: Final = re.compile(r"^\w+: ")
 _errors: deque[str] = deque(maxlen=16)
 _loading = threading.Lock()  # one at a time, so that an error belongs to its load
@@ -109,7 +109,7 @@ class LlamaContext:
         *,
         capacity: int,
         threads: int,
-        value_type: ValueType = "float16",
+        key_type: KeyType = "float16",
         num_sequences: int = 1,
     ) -> None:
         self._model = model  # it must live as long
@@ -120,7 +120,7 @@ class LlamaContext:
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.n_seq_max = num_sequences
         parameters.kv_unified = True
-        parameters.type_v = _GGML_TYPES[value_type]
+        parameters.type_k = _GGML_TYPES[key_type]
         parameters.no_perf = True
         has_room = capacity * model.cache_bytes_per_token + _SPARE_BYTES < _read_available_bytes()
         self._pointer = llama.llama_init_from_model(model.pointer, parameters) if has_room else None

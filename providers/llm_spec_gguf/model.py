@@ -3,7 +3,7 @@
 One text with and without speculation needs equal logits, and kernels differ with the number of rows. So exact sessions
 only run passes of widths at which a row has the same bits (`width_search.py`), padded to the next of them. A single
 row, which plain decoding reads, is among them if that can be had: with several threads llama.cpp treats it in a way of
-its own where keys and values are both float16, which is its default. Then the values are kept as bfloat16.
+its own where keys and values are both float16, which is its default. Then the keys are kept as bfloat16.
 
 For some kinds of weights llama.cpp reads several rows hardly faster than one by one, or a single row only agrees where
 it is padded to several. No draft can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
@@ -21,7 +21,7 @@ from typing import Final, get_args
 
 from llm_spec import ConfigError, ModelLoadError, PassCosts, TokenSession
 from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number, count_usable_cores
-from llm_spec_gguf.library import LlamaContext, LlamaModel, ValueType
+from llm_spec_gguf.library import KeyType, LlamaContext, LlamaModel
 from llm_spec_gguf.session import GgufSession
 from llm_spec_gguf.tokenizer import GgufTokenizer
 from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, AgreeingWidths, find_agreeing_widths
@@ -29,7 +29,7 @@ from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, Agreei
 __all__ = ["GgufModel"]
 
 _MAX_WIDTH: Final = 16
-_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that are looked at
+_WIDTHS: Final = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28)  # that are looked at: kernels read 4 or 8 rows at a time
 _WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # wider passes are read by kernels for 8 or 4 rows, where there are such
 # What drafting may cost where no draft is right, and must gain where one always is
 _MAX_PLAIN_COST: Final = 1.1
@@ -67,11 +67,11 @@ class GgufModel:
         self._idle_lock = threading.Lock()
         self._all_widths = range(1, self.max_width + 1)
         self._first_capacity = self._get_first_capacity()
-        self._value_type: ValueType = "float16"
+        self._key_type: KeyType = "float16"
         self._widths: Sequence[int] = []
         self._found: AgreeingWidths | None = None
         if exact:
-            self._value_type, found = self._search_exact_passes()
+            self._key_type, found = self._search_exact_passes()
             if found.widths:
                 self._found = found
                 self._widths = found.fast_widths if max_width is not None or _can_pay(found) else [1]
@@ -103,9 +103,7 @@ class GgufModel:
             f"a plain step {found.plain_cost:.2f}x, several rows at once at best {found.verifying_speed:.2f}x the speed"
         )
         drafts = "nothing is drafted" if self.max_width == 1 else f"up to {self.max_width - 1} tokens are drafted"
-        return (
-            f"equal bits with {self._value_type} values in passes of {widths} rows (and their times): {costs}; {drafts}"
-        )
+        return f"equal bits with {self._key_type} keys in passes of {widths} rows (and their times): {costs}; {drafts}"
 
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""
@@ -119,7 +117,7 @@ class GgufModel:
             index = next((i for i, context in enumerate(self._idle) if context.capacity >= capacity), None)
             if index is not None:
                 return self._idle.pop(index)
-        return LlamaContext(self._model, capacity=capacity, threads=self._threads, value_type=self._value_type)
+        return LlamaContext(self._model, capacity=capacity, threads=self._threads, key_type=self._key_type)
 
     def _release_context(self, context: LlamaContext) -> None:
         context.clear()
@@ -129,34 +127,32 @@ class GgufModel:
         if oldest is not None:
             oldest.close()
 
-    def _search_exact_passes(self) -> tuple[ValueType, AgreeingWidths]:
-        """Values and widths with which a row has the same bits: such that a single row is one of them, if there are."""
+    def _search_exact_passes(self) -> tuple[KeyType, AgreeingWidths]:
+        """Keys and widths with which a row has the same bits: such that a single row is one of them, if there are."""
         max_widths = [self.max_width, *(width for width in _WIDTHS_OF_NARROW_KERNELS if width < self.max_width)]
-        choices = list(itertools.product(max_widths, get_args(ValueType)))
+        choices = list(itertools.product(max_widths, get_args(KeyType)))
         for needs_single_row in (True, False):
-            for max_width, value_type in choices:
-                found = self._search_widths(value_type, _list_widths(max_width), needs_single_row=needs_single_row)
+            for max_width, key_type in choices:
+                found = self._search_widths(key_type, _list_widths(max_width), needs_single_row=needs_single_row)
                 if found.widths:
-                    return value_type, found
+                    return key_type, found
         return "float16", AgreeingWidths((), {})
 
-    def _search_widths(
-        self, value_type: ValueType, candidates: Sequence[int], *, needs_single_row: bool
-    ) -> AgreeingWidths:
-        context = self._make_search_context(value_type)
+    def _search_widths(self, key_type: KeyType, candidates: Sequence[int], *, needs_single_row: bool) -> AgreeingWidths:
+        context = self._make_search_context(key_type)
         try:
             found = find_agreeing_widths(context, candidates, self.vocab_size, needs_first=needs_single_row)
         finally:
             context.close()
         return found if candidates[-1] in found.widths else found._replace(widths=())
 
-    def _make_search_context(self, value_type: ValueType) -> LlamaContext:
+    def _make_search_context(self, key_type: KeyType) -> LlamaContext:
         try:
             return LlamaContext(
                 self._model,
                 capacity=SEARCH_CAPACITY,
                 threads=self._threads,
-                value_type=value_type,
+                key_type=key_type,
                 num_sequences=SEARCH_SEQUENCES,
             )
         except MemoryError as error:

@@ -26,6 +26,7 @@ __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreei
 _PROMPT_TOKENS: Final = 24
 _TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
 _STEP: Final = 256  # tokens by which attention reads more
+_NUM_TIMES: Final = 4  # that a width is timed
 _NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
 SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
 SEARCH_CAPACITY: Final = 3 * _STEP
@@ -34,7 +35,7 @@ SEARCH_CAPACITY: Final = 3 * _STEP
 class AgreeingWidths(NamedTuple):
     """`widths` are ascending; [] for none. `pass_s`: what the fastest pass of each width took, in seconds.
 
-    The costs are known where there are widths, and a single row was among the candidates.
+    The costs are known where there are widths. They are compared with a single row's, if that was a candidate.
     """
 
     widths: Sequence[int]
@@ -97,7 +98,9 @@ def find_agreeing_widths(
         context.load_state(state, sequence)
     reader = _TextReader(context, text_ids)
     agreeing = reader.filter_agreeing_widths(widths, needs_first=needs_first)
+    pass_s: Mapping[int, float] = {}
     if agreeing:
+        pass_s = reader.time_passes(sorted({widths[0], *agreeing}))
         context.clear()
         context.load_state(state, 0)
         some = sorted({agreeing[0], agreeing[len(agreeing) // 2], agreeing[-1]})
@@ -105,7 +108,7 @@ def find_agreeing_widths(
         agreeing = [width for width in agreeing if width not in differing]
         if needs_first and widths[0] in differing:
             agreeing = []
-    return AgreeingWidths(agreeing, reader.pass_s)
+    return AgreeingWidths(agreeing, pass_s)
 
 
 class _TextReader:
@@ -114,7 +117,6 @@ class _TextReader:
     def __init__(self, context: LlamaContext, text_ids: Sequence[int]) -> None:
         self._context = context
         self._text_ids = text_ids
-        self.pass_s: dict[int, float] = {}
 
     def filter_agreeing_widths(self, widths: Sequence[int], *, needs_first: bool = False) -> list[int]:
         """The widths whose rows are those of the widest, as often as they are looked at."""
@@ -123,16 +125,27 @@ class _TextReader:
             return []
         return [width for width in widths if _have_equal_rows(self._read_in_passes(width), reference)]
 
+    def time_passes(self, widths: Sequence[int]) -> dict[int, float]:
+        """What the fastest pass of each width took, in seconds.
+
+        They take turns, as the machine may be busy with something else for a while.
+        """
+        pass_s = dict.fromkeys(widths, math.inf)
+        for width in [*widths] * _NUM_TIMES:
+            self._context.forget_from(_PROMPT_TOKENS)
+            started = time.perf_counter()
+            self._context.read(self._text_ids[:width], num_rows=width)
+            pass_s[width] = min(time.perf_counter() - started, pass_s[width])
+        return pass_s
+
     def _read_in_passes(self, width: int) -> NDArray[np.float32]:
         """The rows of the text, but for a rest that fills no pass."""
         self._context.forget_from(_PROMPT_TOKENS)
-        rows: list[NDArray[np.float32]] = []
-        for start in range(0, len(self._text_ids) - width + 1, width):
-            started = time.perf_counter()
-            logits = self._context.read(self._text_ids[start : start + width], num_rows=width)
-            self.pass_s[width] = min(time.perf_counter() - started, self.pass_s.get(width, math.inf))
-            rows.append(logits.copy())
-        return np.concatenate(rows)
+        parts = [
+            self._context.read(self._text_ids[start : start + width], num_rows=width).copy()
+            for start in range(0, len(self._text_ids) - width + 1, width)
+        ]
+        return np.concatenate(parts)
 
 
 def _have_equal_rows(rows: NDArray[np.float32], others: NDArray[np.float32]) -> bool:

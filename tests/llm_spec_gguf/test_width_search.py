@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llm_spec_gguf import width_search
 from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, AgreeingWidths, find_agreeing_widths
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -93,6 +94,32 @@ def test_widths_that_notice_how_much_the_cache_holds_are_left_out() -> None:
 
 def test_if_the_widest_differs_from_all_others_only_it_is_left() -> None:
     assert search(lambda width, _steps: float(width == 16)) == [16]
+
+
+class TimedContext(MadeUpContext):
+    """A read takes a second and a tenth of one for each row; 12 reads from `busy_from` on take three times as long."""
+
+    def __init__(self, busy_from: int) -> None:
+        super().__init__(lambda _width, _steps: 0.0)
+        self._busy = range(busy_from, busy_from + 12)
+        self._num_reads = 0
+        self.now = 0.0
+
+    def read(self, token_ids: Sequence[int], *, num_rows: int) -> np.ndarray:
+        self.now += (1.0 + 0.1 * len(token_ids)) * (3.0 if self._num_reads in self._busy else 1.0)
+        self._num_reads += 1
+        return super().read(token_ids, num_rows=num_rows)
+
+
+@pytest.mark.parametrize("busy_from", range(0, 120, 6))
+def test_a_machine_that_is_busy_for_a_while_makes_no_width_look_dear(
+    monkeypatch: pytest.MonkeyPatch, busy_from: int
+) -> None:
+    """Widths are timed in turns: what disturbs one pass of a width does not disturb all."""
+    context: Any = TimedContext(busy_from)
+    monkeypatch.setattr(width_search.time, "perf_counter", lambda: context.now)
+    found = find_agreeing_widths(context, (1, 2, 4, 6, 8, 12, 16), vocab_size=1000)
+    assert found.pass_s == pytest.approx({width: 1.0 + 0.1 * width for width in found.widths})
 
 
 def test_what_exact_passes_cost() -> None:
