@@ -2,12 +2,13 @@
 
     python benchmarks/gguf_model.py MODEL.gguf [--threads 1 2] [--temperatures 0 0.7] [--prompts 10] [--max-tokens 64]
                                     [--no-llama-class] [--max-width 16] [--cpu-time] [--only NAME ...]
-                                    [--kinds copy open] [--answers FILE]
+                                    [--kinds copy open] [--answers FILE] [--document-tokens 2000]
 
 `llama.cpp` is a loop over llama.cpp's functions without this library: its default cache, its own sampler. `llama-cpp`
 and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
 contenders answer each prompt in turn, in an order that rotates. Prompts are those of `torch_chat.py`: `copy` ones ask
-for text that repeats theirs (edits, quotes, JSON), `open` ones are questions. Figures are tokens a second over whole
+for text that repeats theirs (edits, quotes, JSON), `open` ones are questions. `--document-tokens` puts about so many
+before each. Figures are tokens a second over whole
 answers, reading of prompts included, and for each prompt the ratio of the times for a token: of whole answers, and of
 what follows the first piece, which no reading is part of. `same` counts the answers that equal those of `gguf` without
 a draft; for llama.cpp's they say how far a cache of another type and another sampler lead elsewhere.
@@ -48,7 +49,7 @@ Llama: Any = importlib.import_module("llama_cpp").Llama
 LlamaPromptLookup: Any = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
 
 KINDS: Final = ("copy", "open")
-CONTEXT: Final = 2048
+CONTEXT: Final = 2048  # beside the document
 SEED: Final = 1
 HAS_CPU_TIME: Final = "--cpu-time" in sys.argv
 
@@ -64,10 +65,10 @@ Contender = Callable[[ChatRequest], Awaitable[Answer]]
 class LlamaCppLoop:
     """llama.cpp's own decoding: a context with its defaults, its sampler, a token after the other."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, context: int) -> None:
         self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         parameters = llama.llama_context_default_params()
-        parameters.n_ctx = CONTEXT
+        parameters.n_ctx = parameters.n_batch = context  # a prompt is one batch
         parameters.n_threads = parameters.n_threads_batch = threads
         self._context = llama.llama_init_from_model(self._model, parameters)
         self._vocab = llama.llama_model_get_vocab(self._model)
@@ -99,8 +100,8 @@ class LlamaCppLoop:
         llama.llama_model_free(self._model)
 
 
-def make_llama_cpp(path: Path, model: GgufModel, threads: int) -> Contender:
-    loop = LlamaCppLoop(path, threads)
+def make_llama_cpp(path: Path, model: GgufModel, threads: int, context: int) -> Contender:
+    loop = LlamaCppLoop(path, threads, context)
 
     async def answer(request: ChatRequest) -> Answer:
         started = read_clock()
@@ -112,9 +113,9 @@ def make_llama_cpp(path: Path, model: GgufModel, threads: int) -> Contender:
     return answer
 
 
-def make_llama_class(path: Path, model: GgufModel, threads: int, *, has_lookup: bool) -> Contender:
+def make_llama_class(path: Path, model: GgufModel, threads: int, context: int, *, has_lookup: bool) -> Contender:
     draft = LlamaPromptLookup(num_pred_tokens=10) if has_lookup else None
-    options = {"n_ctx": CONTEXT, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+    options = {"n_ctx": context, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
     llama_class = Llama(model_path=str(path), draft_model=draft, logits_all=has_lookup, **options)
 
     async def answer(request: ChatRequest) -> Answer:
@@ -197,6 +198,17 @@ async def compare(
     return answers
 
 
+def make_document(model: GgufModel, num_tokens: int) -> str:
+    """About so many tokens that no prompt is about."""
+    lines: list[str] = []
+    while len(model.tokenizer.encode("".join(lines))) < num_tokens:
+        lines += [
+            f"Item {number}: shelf {number * 7 % 31}, {number * 13 % 97} pieces.\n"
+            for number in range(len(lines), len(lines) + 8)
+        ]
+    return "".join(lines)
+
+
 def read_memory_mb() -> float:
     """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -210,39 +222,46 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
         how["max_width"] = options.max_width
     provider = GgufProvider(options.model, **how)
     load_s = time.perf_counter() - started
-    how["exact"] = False
-    loose = GgufProvider(options.model, **how)
+    loose = GgufProvider(options.model, **how | {"exact": False})
+    products = GgufProvider(options.model, **how | {"flash_attention": False})
+    loose_products = GgufProvider(options.model, **how | {"exact": False, "flash_attention": False})
     model = provider.capabilities.token_model
     assert isinstance(model, GgufModel)
     memory_mb = read_memory_mb() - before_mb
     print(f"\n{threads} threads: loaded in {load_s:.2f} s, {memory_mb:.0f} MB; {model.describe_passes()}")
     log = AnswerLog(options.answers)
+    document, context = make_document(model, options.document_tokens), CONTEXT + 2 * options.document_tokens
     for temperature in options.temperatures:
         for kind in options.kinds:
             contenders = {
-                "llama.cpp": make_llama_cpp(options.model, model, threads),
+                "llama.cpp": make_llama_cpp(options.model, model, threads, context),
                 "gguf": make_gguf(provider, None),
                 "gguf lookup": make_gguf(provider, PromptLookup()),
                 "gguf suffix": make_gguf(provider, SuffixDraft()),
                 "gguf, exact=false": make_gguf(loose, None),
                 "gguf suffix, exact=false": make_gguf(loose, SuffixDraft()),
+                "gguf, flash_attention=false": make_gguf(products, None),
+                "gguf suffix, both false": make_gguf(loose_products, SuffixDraft()),
                 "gguf lookup+suffix": make_gguf(provider, CascadeDraft(PromptLookup(), SuffixDraft())),
             }
             if not temperature and options.llama_class:
-                contenders["llama-cpp"] = make_llama_class(options.model, model, threads, has_lookup=False)
-                contenders["llama-cpp lookup"] = make_llama_class(options.model, model, threads, has_lookup=True)
+                contenders["llama-cpp"] = make_llama_class(options.model, model, threads, context, has_lookup=False)
+                contenders["llama-cpp lookup"] = make_llama_class(
+                    options.model, model, threads, context, has_lookup=True
+                )
             contenders = {
                 name: contender
                 for name, contender in contenders.items()
                 if name in {"llama.cpp", "gguf"} or any(part in name for part in options.only)
             }
             requests = [
-                ChatRequest.create(prompt, temperature=temperature, seed=SEED, max_tokens=options.max_tokens)
+                ChatRequest.create(document + prompt, temperature=temperature, seed=SEED, max_tokens=options.max_tokens)
                 for prompt in make_chat_prompts(options.prompts)[kind]
             ]
             for contender in contenders.values():  # nothing is loaded or allocated while it is measured
                 await contender(replace(requests[0], max_tokens=2))
             what = f"{options.model.name}, {threads} threads, {temperature:g}, {options.max_tokens} tokens"
+            what += f", {options.document_tokens} before" if options.document_tokens else ""
             answers = await compare(contenders, requests, log, f"{what}, {', '.join(contenders)}")
             print(
                 f"{kind}, temperature {temperature}: ratio to gguf without a draft, whole and later, and to llama.cpp"
@@ -251,7 +270,8 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
                 print("  " + describe(name, given, answers["gguf"], answers["llama.cpp"]), flush=True)
     print(f"resident at the end: {read_memory_mb():.0f} MB")
     await provider.aclose()
-    await loose.aclose()
+    for other in (loose, products, loose_products):
+        await other.aclose()
 
 
 def main() -> None:
@@ -265,6 +285,7 @@ def main() -> None:
     parser.add_argument("--max-width", type=int, help="drafts even where they do not pay")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names; plain decoding is always there")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of prompts")
+    parser.add_argument("--document-tokens", type=int, default=0, help="of text before each prompt")
     parser.add_argument("--answers", type=Path, help="keep answers in this file, and go on with those that it has")
     parser.add_argument("--cpu-time", action="store_true", help="of this process: with one thread, on a busy machine")
     options = parser.parse_args()

@@ -110,6 +110,7 @@ class LlamaContext:
         capacity: int,
         threads: int,
         key_type: KeyType = "float16",
+        flash_attention: bool = True,
         num_sequences: int = 1,
     ) -> None:
         self._model = model  # it must live as long
@@ -121,6 +122,8 @@ class LlamaContext:
         parameters.n_seq_max = num_sequences
         parameters.kv_unified = True
         parameters.type_k = _GGML_TYPES[key_type]
+        if not flash_attention:  # by default it is used where the model can
+            parameters.flash_attn_type = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.no_perf = True
         has_room = capacity * model.cache_bytes_per_token + _SPARE_BYTES < _read_available_bytes()
         self._pointer = llama.llama_init_from_model(model.pointer, parameters) if has_room else None

@@ -50,6 +50,7 @@ class GgufModel:
         threads: int | None = None,
         exact: bool = True,
         max_width: int | None = None,
+        flash_attention: bool = True,
         max_context: int | None = None,
     ) -> None:
         check_number(ConfigError, "threads", threads, 1, integer=True)
@@ -58,6 +59,7 @@ class GgufModel:
         path = Path(path).expanduser()
         self.name = name or f"gguf:{path}"
         self._threads = threads or count_usable_cores()
+        self._flash_attention = flash_attention
         self._model = LlamaModel(path)
         self.context_length = min(self._model.context_length, max_context or self._model.context_length)
         self.vocab_size = self._model.vocab_size
@@ -117,7 +119,7 @@ class GgufModel:
             index = next((i for i, context in enumerate(self._idle) if context.capacity >= capacity), None)
             if index is not None:
                 return self._idle.pop(index)
-        return LlamaContext(self._model, capacity=capacity, threads=self._threads, key_type=self._key_type)
+        return self._make_context(capacity, self._key_type)
 
     def _release_context(self, context: LlamaContext) -> None:
         context.clear()
@@ -139,24 +141,25 @@ class GgufModel:
         return "float16", AgreeingWidths((), {})
 
     def _search_widths(self, key_type: KeyType, candidates: Sequence[int], *, needs_single_row: bool) -> AgreeingWidths:
-        context = self._make_search_context(key_type)
+        try:
+            context = self._make_context(SEARCH_CAPACITY, key_type, num_sequences=SEARCH_SEQUENCES)
+        except MemoryError as error:
+            raise ModelLoadError(f"{self.name}: {error}") from error
         try:
             found = find_agreeing_widths(context, candidates, self.vocab_size, needs_first=needs_single_row)
         finally:
             context.close()
         return found if candidates[-1] in found.widths else found._replace(widths=())
 
-    def _make_search_context(self, key_type: KeyType) -> LlamaContext:
-        try:
-            return LlamaContext(
-                self._model,
-                capacity=SEARCH_CAPACITY,
-                threads=self._threads,
-                key_type=key_type,
-                num_sequences=SEARCH_SEQUENCES,
-            )
-        except MemoryError as error:
-            raise ModelLoadError(f"{self.name}: {error}") from error
+    def _make_context(self, capacity: int, key_type: KeyType, *, num_sequences: int = 1) -> LlamaContext:
+        return LlamaContext(
+            self._model,
+            capacity=capacity,
+            threads=self._threads,
+            key_type=key_type,
+            flash_attention=self._flash_attention,
+            num_sequences=num_sequences,
+        )
 
     def _get_first_capacity(self) -> int:
         """Tokens that a cache has room for at first.

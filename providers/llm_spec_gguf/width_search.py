@@ -25,6 +25,7 @@ __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreei
 
 _PROMPT_TOKENS: Final = 24
 _TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
+_FIRST_LOOK_TOKENS: Final = 4  # that tell most machines apart on which a single row differs
 _STEP: Final = 256  # tokens by which attention reads more
 _NUM_TIMES: Final = 4  # that a width is timed
 _NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
@@ -121,9 +122,10 @@ class _TextReader:
     def filter_agreeing_widths(self, widths: Sequence[int], *, needs_first: bool = False) -> list[int]:
         """The widths whose rows are those of the widest, as often as they are looked at."""
         reference = self._read_in_passes(widths[-1])
-        if needs_first and not _have_equal_rows(self._read_in_passes(widths[0]), reference):
+        if needs_first and not _have_equal_rows(self._read_in_passes(widths[0], _FIRST_LOOK_TOKENS), reference):
             return []
-        return [width for width in widths if _have_equal_rows(self._read_in_passes(width), reference)]
+        agreeing = [width for width in widths if _have_equal_rows(self._read_in_passes(width), reference)]
+        return agreeing if not needs_first or widths[0] in agreeing else []
 
     def time_passes(self, widths: Sequence[int]) -> dict[int, float]:
         """What the fastest pass of each width took, in seconds.
@@ -138,12 +140,12 @@ class _TextReader:
             pass_s[width] = min(time.perf_counter() - started, pass_s[width])
         return pass_s
 
-    def _read_in_passes(self, width: int) -> NDArray[np.float32]:
-        """The rows of the text, but for a rest that fills no pass."""
+    def _read_in_passes(self, width: int, max_tokens: int | None = None) -> NDArray[np.float32]:
+        """The rows of the text, or of its first `max_tokens`, but for a rest that fills no pass."""
         self._context.forget_from(_PROMPT_TOKENS)
         parts = [
             self._context.read(self._text_ids[start : start + width], num_rows=width).copy()
-            for start in range(0, len(self._text_ids) - width + 1, width)
+            for start in range(0, len(self._text_ids[:max_tokens]) - width + 1, width)
         ]
         return np.concatenate(parts)
 

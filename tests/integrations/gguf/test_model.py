@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llm_spec_gguf import GgufModel, GgufProvider, library, model
+from llm_spec_gguf import GgufModel, GgufOptions, GgufProvider, library, model
 from llm_spec_gguf.library import LlamaContext, LlamaModel
 from llm_spec_gguf.width_search import AgreeingWidths
 from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece_vocabulary, write_mamba
@@ -30,6 +30,33 @@ def test_trained_model_conforms(pair: dict[str, Path], threads: int) -> None:
 def test_tiny_model_conforms(write_model: WriteModel, vocabulary: dict[str, Any]) -> None:
     """With both kinds of vocabulary that most files have."""
     check_token_model_conformance(GgufModel(write_model(vocabulary=vocabulary), threads=1, max_width=16))
+
+
+@pytest.mark.parametrize("max_width", [None, 16])
+def test_model_without_flash_attention_conforms(pair: dict[str, Path], max_width: int | None) -> None:
+    """With keys and values in another order, and other kernels."""
+    check_token_model_conformance(GgufModel(pair["target"], threads=2, max_width=max_width, flash_attention=False))
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, -1), ({"flash_attention": False}, 0)])
+def test_flash_attention_is_llama_cpps_choice_but_where_it_is_switched_off(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, options: GgufOptions, expected: int
+) -> None:
+    """In the search for widths as in sessions."""
+    seen: list[int] = []
+    init = library.llama.llama_init_from_model
+
+    def init_and_note(pointer: Any, parameters: Any) -> Any:
+        seen.append(parameters.flash_attn_type)
+        return init(pointer, parameters)
+
+    monkeypatch.setattr(library.llama, "llama_init_from_model", init_and_note)
+    session = GgufModel(write_model(), threads=1, **options).open()
+    num_searches = len(seen)
+    session.forward([5], num_rows=1)
+    session.close()
+    assert num_searches
+    assert seen == [expected] * (num_searches + 1)
 
 
 def test_rows_that_depend_on_the_width_are_not_promised(pair: dict[str, Path]) -> None:
@@ -97,8 +124,12 @@ def test_one_width_beside_a_single_row_is_enough_for_a_cost(seconds: dict[int, f
     )
 
 
-def test_a_cache_that_is_full_moves_to_a_larger_one(tiny: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flash_attention", [True, False])
+def test_a_cache_that_is_full_moves_to_a_larger_one(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, *, flash_attention: bool
+) -> None:
     """And keeps what was read, to the bit."""
+    tiny = GgufModel(write_model(), threads=1, max_width=16, flash_attention=flash_attention)
     token_ids = [int(token_id) for token_id in np.random.default_rng(0).integers(0, tiny.vocab_size, 1400)]
 
     def read_all() -> np.ndarray:
@@ -204,7 +235,7 @@ class TestBadInput:
             ("max_width=1", "max_width is 1"),
             ("max_context=10", "max_context is 10"),
             ("exact=yes", "exact is 'yes'; it must be true or false"),
-            ("gpu=1", "gguf has no option 'gpu'; it has threads, exact, max_width, max_context"),
+            ("gpu=1", "gguf has no option 'gpu'; it has threads, exact, max_width, flash_attention, max_context"),
         ],
     )
     def test_options(self, write_model: WriteModel, options: str, message: str) -> None:
