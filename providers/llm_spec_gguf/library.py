@@ -77,6 +77,11 @@ class LlamaModel:
         head_dim = llama.llama_model_n_embd(self.pointer) // max(1, num_heads)
         return int(2 * 2 * llama.llama_model_n_layer(self.pointer) * num_kv_heads * head_dim)
 
+    @property
+    def score_bytes_per_token(self) -> int:
+        """What a pass keeps of a cached token without flash attention: a float32 for each row and head."""
+        return int(4 * PASS_TOKENS * llama.llama_model_n_head(self.pointer))
+
     def _find_architecture_refusal(self) -> str | None:
         if llama.llama_model_has_encoder(self.pointer) or not llama.llama_model_has_decoder(self.pointer):
             return "has an encoder; only decoder-only models can be used"
@@ -125,7 +130,8 @@ class LlamaContext:
         if not flash_attention:  # by default it is used where the model can
             parameters.flash_attn_type = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.no_perf = True
-        has_room = capacity * model.cache_bytes_per_token + _SPARE_BYTES < _read_available_bytes()
+        bytes_per_token = model.cache_bytes_per_token + (0 if flash_attention else model.score_bytes_per_token)
+        has_room = capacity * bytes_per_token + _SPARE_BYTES < _read_available_bytes()
         self._pointer = llama.llama_init_from_model(model.pointer, parameters) if has_room else None
         if not self._pointer:
             raise MemoryError(f"no memory for a key-value cache of {capacity} tokens")

@@ -311,6 +311,24 @@ def test_memory_that_the_machine_does_not_have_is_not_taken(tiny: GgufModel, mon
         tiny.open().forward([5], num_rows=1)
 
 
+@pytest.mark.parametrize("flash_attention", [True, False])
+def test_what_attention_keeps_without_flash_attention_is_counted(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, *, flash_attention: bool
+) -> None:
+    """A cache may fit and what a pass computes of it not."""
+    loaded = GgufModel(write_model(), threads=1, flash_attention=flash_attention)
+    monkeypatch.setattr(library, "_read_available_bytes", lambda: 160 * 2**20)
+    monkeypatch.setattr(loaded, "_first_capacity", 40_960)
+    monkeypatch.setattr(loaded, "context_length", 40_960)
+    session = loaded.open()
+    if flash_attention:
+        session.forward([5], num_rows=1)
+    else:
+        with pytest.raises(TargetError, match="no memory for a key-value cache of 40960 tokens"):
+            session.forward([5], num_rows=1)
+    session.close()
+
+
 def test_nothing_goes_to_the_standard_streams(write_model: WriteModel) -> None:
     """What llama.cpp reports goes to the library's logger."""
     program = "import sys; from llm_spec_gguf import GgufModel; GgufModel(sys.argv[1])"
