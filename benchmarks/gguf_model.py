@@ -8,10 +8,10 @@
 and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
 contenders answer each prompt in turn, in an order that rotates. Prompts are those of `torch_chat.py`: `copy` ones ask
 for text that repeats theirs (edits, quotes, JSON), `open` ones are questions. `--document-tokens` puts about so many
-before each. Figures are tokens a second over whole
-answers, reading of prompts included, and for each prompt the ratio of the times for a token: of whole answers, and of
-what follows the first piece, which no reading is part of. `same` counts the answers that equal those of `gguf` without
-a draft; for llama.cpp's they say how far a cache of another type and another sampler lead elsewhere.
+before each. Figures are tokens a second over whole answers, reading of prompts included, and for each prompt the ratio
+of the times for a token: of whole answers, and of what follows the first piece, which no reading is part of. `same`
+counts the answers that equal those of `gguf` without a draft; for llama.cpp's they say how far a cache of another type
+and another sampler lead elsewhere.
 """
 
 from __future__ import annotations
@@ -216,42 +216,46 @@ def read_memory_mb() -> float:
 
 
 async def measure_threads(options: argparse.Namespace, threads: int) -> None:
-    before_mb, started = read_memory_mb(), time.perf_counter()
     how: GgufOptions = {"threads": threads}
     if options.max_width is not None:
         how["max_width"] = options.max_width
-    provider = GgufProvider(options.model, **how)
-    load_s = time.perf_counter() - started
-    loose = GgufProvider(options.model, **how | {"exact": False})
-    products = GgufProvider(options.model, **how | {"flash_attention": False})
-    loose_products = GgufProvider(options.model, **how | {"exact": False, "flash_attention": False})
-    model = provider.capabilities.token_model
-    assert isinstance(model, GgufModel)
-    memory_mb = read_memory_mb() - before_mb
+    providers: dict[str, GgufProvider] = {}
+
+    def open_gguf(*, exact: bool = True, flash_attention: bool = True) -> GgufProvider:
+        """One provider for each set of options, loaded when a contender needs it."""
+        key = f"{exact} {flash_attention}"
+        if key not in providers:
+            providers[key] = GgufProvider(options.model, **how | {"exact": exact, "flash_attention": flash_attention})
+        return providers[key]
+
+    before_mb, started = read_memory_mb(), time.perf_counter()
+    model = open_gguf().model
+    load_s, memory_mb = time.perf_counter() - started, read_memory_mb() - before_mb
     print(f"\n{threads} threads: loaded in {load_s:.2f} s, {memory_mb:.0f} MB; {model.describe_passes()}")
     log = AnswerLog(options.answers)
     document, context = make_document(model, options.document_tokens), CONTEXT + 2 * options.document_tokens
+    makers: dict[str, Callable[[], Contender]] = {
+        "llama.cpp": lambda: make_llama_cpp(options.model, model, threads, context),
+        "gguf": lambda: make_gguf(open_gguf(), None),
+        "gguf lookup": lambda: make_gguf(open_gguf(), PromptLookup()),
+        "gguf suffix": lambda: make_gguf(open_gguf(), SuffixDraft()),
+        "gguf, exact=false": lambda: make_gguf(open_gguf(exact=False), None),
+        "gguf suffix, exact=false": lambda: make_gguf(open_gguf(exact=False), SuffixDraft()),
+        "gguf, flash_attention=false": lambda: make_gguf(open_gguf(flash_attention=False), None),
+        "gguf suffix, both false": lambda: make_gguf(open_gguf(exact=False, flash_attention=False), SuffixDraft()),
+        "gguf lookup+suffix": lambda: make_gguf(open_gguf(), CascadeDraft(PromptLookup(), SuffixDraft())),
+    }
+    llama_class_makers: dict[str, Callable[[], Contender]] = {
+        "llama-cpp": lambda: make_llama_class(options.model, model, threads, context, has_lookup=False),
+        "llama-cpp lookup": lambda: make_llama_class(options.model, model, threads, context, has_lookup=True),
+    }
     for temperature in options.temperatures:
         for kind in options.kinds:
             contenders = {
-                "llama.cpp": make_llama_cpp(options.model, model, threads, context),
-                "gguf": make_gguf(provider, None),
-                "gguf lookup": make_gguf(provider, PromptLookup()),
-                "gguf suffix": make_gguf(provider, SuffixDraft()),
-                "gguf, exact=false": make_gguf(loose, None),
-                "gguf suffix, exact=false": make_gguf(loose, SuffixDraft()),
-                "gguf, flash_attention=false": make_gguf(products, None),
-                "gguf suffix, both false": make_gguf(loose_products, SuffixDraft()),
-                "gguf lookup+suffix": make_gguf(provider, CascadeDraft(PromptLookup(), SuffixDraft())),
-            }
-            if not temperature and options.llama_class:
-                contenders["llama-cpp"] = make_llama_class(options.model, model, threads, context, has_lookup=False)
-                contenders["llama-cpp lookup"] = make_llama_class(
-                    options.model, model, threads, context, has_lookup=True
-                )
-            contenders = {
-                name: contender
-                for name, contender in contenders.items()
+                name: make()
+                for name, make in (
+                    makers | (llama_class_makers if options.llama_class and not temperature else {})
+                ).items()
                 if name in {"llama.cpp", "gguf"} or any(part in name for part in options.only)
             }
             requests = [
@@ -269,9 +273,8 @@ async def measure_threads(options: argparse.Namespace, threads: int) -> None:
             for name, given in answers.items():
                 print("  " + describe(name, given, answers["gguf"], answers["llama.cpp"]), flush=True)
     print(f"resident at the end: {read_memory_mb():.0f} MB")
-    await provider.aclose()
-    for other in (loose, products, loose_products):
-        await other.aclose()
+    for provider in providers.values():
+        await provider.aclose()
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 One text with and without speculation needs equal logits, and kernels differ with the number of rows. So exact sessions
 only run passes of widths at which a row has the same bits (`width_search.py`), padded to the next of them. A single
 row, which plain decoding reads, is among them if that can be had: with several threads llama.cpp treats it in a way of
-its own where keys and values are both float16, which is its default. Then the keys are kept as bfloat16.
+its own where keys and values are both float16, which is its default. Then the cache keeps keys in bfloat16.
 
 For some kinds of weights llama.cpp reads several rows hardly faster than one by one, or a single row only agrees where
 it is padded to several. No draft can pay there, and `max_width` is 1, unless it was given: nothing is drafted.

@@ -25,9 +25,9 @@ __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreei
 
 _PROMPT_TOKENS: Final = 24
 _TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
-_FIRST_LOOK_TOKENS: Final = 4  # that tell most machines apart on which a single row differs
+_FIRST_LOOK_TOKENS: Final = 4  # in which a single row that differs at all mostly does
 _STEP: Final = 256  # tokens by which attention reads more
-_NUM_TIMES: Final = 4  # that a width is timed
+_NUM_TIMINGS: Final = 4  # of each width
 _NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
 SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
 SEARCH_CAPACITY: Final = 3 * _STEP
@@ -36,7 +36,7 @@ SEARCH_CAPACITY: Final = 3 * _STEP
 class AgreeingWidths(NamedTuple):
     """`widths` are ascending; [] for none. `pass_s`: what the fastest pass of each width took, in seconds.
 
-    The costs are known where there are widths. They are compared with a single row's, if that was a candidate.
+    The costs are known where there are widths, and a single row was among the candidates.
     """
 
     widths: Sequence[int]
@@ -133,7 +133,7 @@ class _TextReader:
         They take turns, as the machine may be busy with something else for a while.
         """
         pass_s = dict.fromkeys(widths, math.inf)
-        for width in [*widths] * _NUM_TIMES:
+        for width in [*widths] * _NUM_TIMINGS:
             self._context.forget_from(_PROMPT_TOKENS)
             started = time.perf_counter()
             self._context.read(self._text_ids[:width], num_rows=width)

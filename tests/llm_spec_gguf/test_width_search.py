@@ -80,9 +80,11 @@ def test_a_single_row_of_another_kind_in_an_empty_cache_is_left_out() -> None:
     assert search(lambda width, steps: float(width == 1 and steps == 1)) == [*WIDTHS[1:]]
 
 
-@pytest.mark.parametrize("is_alone", [lambda _: True, lambda steps: steps == 1, lambda steps: steps > 1])
+@pytest.mark.parametrize(
+    "is_alone", [lambda _: True, lambda steps: steps == 1, lambda steps: steps > 1, lambda steps: steps > 2]
+)
 def test_where_a_single_row_is_needed_the_other_widths_are_nothing(is_alone: Callable[[int], bool]) -> None:
-    """Whether it is of its own kind in a full cache, in an empty one or in both."""
+    """Whether it is of its own kind in a full cache, in an empty one, in both, or only after some tokens."""
     context: Any = MadeUpContext(lambda width, steps: float(width == 1 and is_alone(steps)))
     assert not find_agreeing_widths(context, WIDTHS, vocab_size=1000, needs_first=True).widths
 
@@ -112,7 +114,7 @@ class TimedContext(MadeUpContext):
 
 
 @pytest.mark.parametrize("busy_from", range(0, 120, 6))
-def test_a_machine_that_is_busy_for_a_while_makes_no_width_look_dear(
+def test_a_machine_that_is_busy_for_a_while_makes_no_width_look_slow(
     monkeypatch: pytest.MonkeyPatch, busy_from: int
 ) -> None:
     """Widths are timed in turns: what disturbs one pass of a width does not disturb all."""
