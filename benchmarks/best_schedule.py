@@ -6,7 +6,9 @@ Cells are drawn evenly from a grid of a server's and a draft's costs. In each, t
 answers of 200 tokens, in tokens a second:
 
 plain: the target's own stream.
-ours: `SpeculativeDecoder` with `probe`, as it is in the package, after two answers of the same pair.
+ours: `SpeculativeDecoder` with `probe`, as it is in the package, after twelve answers of the same pair, in which it
+learns the costs; `early` are these twelve together, by plain's time / the time taken. Of the answers that are judged
+those count that it does not give to measuring the target alone.
 best: the best of some hundred schedules that know all costs and how often the draft is right, but not where. It is
 chosen on answers with other seeds than those by which all are judged, and restarts the draft as soon as it is known to
 be wrong. `limit` is what no schedule can exceed, since it has a place for everything and rows are free to it.
@@ -26,6 +28,7 @@ import math
 import random
 import statistics
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -39,8 +42,8 @@ from llm_spec.simulation import SimulatedTarget, run_virtual
 
 NUM_TOKENS: Final = 200
 TUNING_SEEDS: Final = range(8)
-LEARNING_SEEDS: Final = range(100, 102)
-JUDGED_SEEDS: Final = range(200, 203)
+LEARNING_SEEDS: Final = range(100, 112)
+JUDGED_SEEDS: Final = range(200, 212)
 NEAR: Final = 0.9  # of the best schedule
 START_S: Final = 0.005  # of a draft, before its first token is begun
 WORDS: Final = [f"word{i}" for i in range(NUM_TOKENS)]
@@ -256,20 +259,29 @@ def make_target(costs: Costs) -> Target:
     )
 
 
-async def measure_package(costs: Costs) -> float:
-    """Tokens a second of the answers that are judged."""
+class Judged(NamedTuple):
+    """Answers of the package: seconds of the learning ones together, and of each that is judged, by its seed."""
+
+    learning_s: float
+    seconds: dict[int, float]
+
+
+async def measure_package(costs: Costs) -> Judged:
+    """Answer after answer of one decoder; those that measure the target alone are not judged."""
     target, draft = make_target(costs), _Draft(costs)
     config = SpeculativeConfig(strategy="probe", max_concurrent_streams=costs.places)
+    taken: dict[int, float] = {}
     async with SpeculativeDecoder(draft, target, config) as decoder:
         clock = asyncio.get_running_loop().time
-        began_s = clock()
         for seed in (*LEARNING_SEEDS, *JUDGED_SEEDS):
-            if seed == JUDGED_SEEDS[0]:
-                began_s = clock()
+            began_s = clock()
             draft.misses = draw_misses(costs.agreement, seed)
-            await decoder.decode("Tell me.", temperature=0.0)
+            result = await decoder.decode("Tell me.", temperature=0.0)
+            if seed in LEARNING_SEEDS or result.plain_reason != "baseline":
+                taken[seed] = clock() - began_s
     assert target.max_open <= costs.places, f"{target.max_open} calls and streams were open at once"
-    return len(JUDGED_SEEDS) * NUM_TOKENS / (clock() - began_s)
+    learning_s = sum(taken.pop(seed) for seed in LEARNING_SEEDS)
+    return Judged(learning_s, taken)
 
 
 # -------------------------------------------------------------------------------------------------- reporting
@@ -277,13 +289,14 @@ async def measure_package(costs: Costs) -> float:
 
 @dataclass(frozen=True)
 class Cell:
-    """Tokens a second."""
+    """Tokens a second, and how many times as fast as plain the answers were in which the costs were learnt."""
 
     costs: Costs
     plain: float
     ours: float
     best: float
     limit: float
+    early: float
     schedule: Schedule
 
     @property
@@ -292,17 +305,21 @@ class Cell:
 
     def __str__(self) -> str:
         costs = " ".join(f"{value:6g}" for value in asdict(self.costs).values())
-        return f"{costs}  {self.plain:6.1f} {self.ours:6.1f} {self.best:6.1f} {self.limit:6.1f}  {self.ratio:5.2f}"
+        speeds = f"{self.plain:6.1f} {self.ours:6.1f} {self.best:6.1f} {self.limit:6.1f}"
+        return f"{costs}  {speeds}  {self.ratio:5.2f}  {self.early:5.2f}"
 
 
 def measure_cell(costs: Costs) -> Cell:
-    schedule = find_best_schedule(costs)
+    schedule, judged = find_best_schedule(costs), run_virtual(measure_package(costs))
+    seeds = list(judged.seconds)
     return Cell(
         costs=costs,
-        plain=measure_schedule(costs, PLAIN, JUDGED_SEEDS),
-        ours=run_virtual(measure_package(costs)),
-        best=measure_schedule(costs, schedule, JUDGED_SEEDS),
-        limit=limit_tokens_per_second(costs, JUDGED_SEEDS),
+        plain=measure_schedule(costs, PLAIN, seeds),
+        ours=len(seeds) * NUM_TOKENS / sum(judged.seconds.values()),
+        best=measure_schedule(costs, schedule, seeds),
+        limit=limit_tokens_per_second(costs, seeds),
+        early=sum(run_schedule(costs, PLAIN, draw_misses(costs.agreement, seed)) for seed in LEARNING_SEEDS)
+        / judged.learning_s,
         schedule=schedule,
     )
 
@@ -318,10 +335,14 @@ def draw_cells(number: int, seed: int = 1) -> list[Costs]:
 
 
 def print_ratios(title: str, cells: Sequence[Cell]) -> None:
-    ratios = [cell.ratio for cell in cells]
+    ratios, early = [cell.ratio for cell in cells], [cell.early for cell in cells]
     if ratios:
         near = sum(ratio >= NEAR for ratio in ratios)
-        print(f"{title:20} median {statistics.median(ratios):.2f} worst {min(ratios):.2f}, {near} of {len(cells)} near")
+        print(
+            f"{title:20} median {statistics.median(ratios):.2f} worst {min(ratios):.2f}, {near} of {len(cells)} near",
+            end=" ",
+        )
+        print(f"early median {statistics.median(early):.2f} worst {min(early):.2f}")
 
 
 def main() -> None:
@@ -329,11 +350,12 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    print(" ".join(f"{name.removesuffix('_ms')[:6]:>6}" for name in GRID), "  plain   ours   best  limit  ratio")
+    print(" ".join(f"{name.removesuffix('_ms')[:6]:>6}" for name in GRID), "  plain   ours   best  limit  ratio  early")
     cells: list[Cell] = []
-    for costs in draw_cells(options.cells):
-        cells.append(measure_cell(costs))
-        print(cells[-1], flush=True)
+    with ProcessPoolExecutor() as processes:
+        for cell in processes.map(measure_cell, draw_cells(options.cells)):
+            cells.append(cell)
+            print(cell, flush=True)
     print_ratios("all", cells)
     for name in GRID:
         for value in GRID[name]:

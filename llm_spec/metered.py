@@ -74,6 +74,7 @@ class MeteredTarget:
         self._meter = meter
         self._discovery = discovery
         self._chunk_timeouts = ChunkTimeouts(target.name, timeouts)
+        self._capabilities: tuple[Capabilities, Capabilities] | None = None  # the target's, and what was made of them
 
     @property
     def name(self) -> str:
@@ -81,7 +82,13 @@ class MeteredTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        can, meter = self._target.capabilities, self._meter
+        can, known = self._target.capabilities, self._capabilities
+        if known is None or known[0] != can:  # they are read for every token
+            known = self._capabilities = can, self._meter_capabilities(can)
+        return known[1]
+
+    def _meter_capabilities(self, can: Capabilities) -> Capabilities:
+        meter = self._meter
         if can.token_endpoint is None and can.token_scorer is None:
             return can
         endpoint = None if can.token_endpoint is None else self._meter_endpoint(can.token_endpoint)

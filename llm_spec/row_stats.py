@@ -4,6 +4,7 @@ Whether they pay is arithmetic. A draft that is right with probability `a` a tok
 average before it is wrong, and calls overlap, so a cycle from one wrong token to the next takes
 
     round trip + time of the draft's first token + right tokens * time of a drafted token
+    + rows under way before the last right one * time of a row
 
 and gives one token more than were right (Leviathan et al. 2023, with calls that overlap). The server's own stream gives
 a token each step. All times are seconds.
@@ -15,7 +16,15 @@ from typing import Final, NamedTuple
 
 from llm_spec.tokens.statistics import ExponentialMovingAverage, ForwardCostLine
 
-__all__ = ["DraftAgreementStats", "LatenessStats", "RowCallStats", "RowCycle", "SecondTokenStats", "SingleCall"]
+__all__ = [
+    "DraftAgreementStats",
+    "LatenessStats",
+    "RowCallStats",
+    "RowCycle",
+    "SecondTokenStats",
+    "SingleCall",
+    "expect_right_tokens",
+]
 
 _HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
 _CALL_HALF_LIFE: Final = 64.0  # of calls
@@ -51,6 +60,11 @@ class SingleCall(NamedTuple):
     tokens: float
     seconds: float
     drafting_s: float
+
+
+def expect_right_tokens(rate: float, num_tokens: float) -> float:
+    """How many of the next drafted tokens are right before one is wrong, where each is with probability `rate`."""
+    return num_tokens if rate >= 1.0 else rate * (1.0 - rate**num_tokens) / (1.0 - rate)
 
 
 class DraftAgreementStats:
@@ -145,7 +159,7 @@ class RowCallStats:
     """Figures of a target's rows and of the draft for them. Kept across requests, on one event loop."""
 
     def __init__(self) -> None:
-        self.call_s = ForwardCostLine(half_life=_CALL_HALF_LIFE)  # of a call, by its rows
+        self.call_s = ForwardCostLine(half_life=_CALL_HALF_LIFE)  # of a call, by its rows and those under way
         self.max_rows = 0  # of a call that was measured
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
         self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
@@ -162,23 +176,26 @@ class RowCallStats:
         """Whether a call was."""
         return self.max_rows > 0
 
-    def add_call_time(self, num_rows: int, seconds: float) -> None:
-        """A call was answered."""
-        self.call_s.update(num_rows, seconds)
+    def add_call_time(self, num_rows: int, seconds: float, *, num_other_rows: int = 0) -> None:
+        """A call was answered that was sent while so many other rows were under way; a stream counts as one."""
+        self.call_s.update(num_rows + num_other_rows, seconds)
         self.max_rows = max(self.max_rows, num_rows)
 
     def estimate_call_s(self, num_rows: int = 1) -> float:
-        """How long a call of so many rows takes."""
+        """How long a call of so many rows takes beside no others."""
         return self.call_s.base_s + (num_rows - 1) * self.call_s.per_token_s
 
     def estimate_cycle(self, covered: float, max_calls: int) -> RowCycle:
         """A cycle where `max_calls` may overlap, and a token is drafted rightly with probability `covered`."""
-        run = min(_MAX_RUN, covered / max(1e-9, 1.0 - covered))
-        call_s = self.estimate_call_s()
+        run = expect_right_tokens(covered, _MAX_RUN)
+        call_s, row_s = self.estimate_call_s(), self.call_s.per_token_s
         wait_s = call_s / (2 * max_calls)  # of a drafted token for the next call
         start_s = (self.draft_start_s.value or 0.0) + wait_s
-        drafting_s = run * max(self.draft_token_s, self.call_s.per_token_s)
-        return RowCycle(run + 1.0, call_s + covered * start_s + drafting_s)
+        pace_s = max(self.draft_token_s, row_s)
+        # those that are sent while a call is under way, which is the longer for it
+        num_under_way = min(_MAX_RUN, call_s / max(pace_s - row_s, _MIN_SECONDS))
+        rows_s = row_s * expect_right_tokens(covered, num_under_way)
+        return RowCycle(run + 1.0, call_s + covered * start_s + run * pace_s + rows_s)
 
     def estimate_speedup(self, agreement: DraftAgreementStats, step_s: float, max_calls: int) -> float:
         """How many times as fast as a stream of `step_s` a token rows are in the long run.

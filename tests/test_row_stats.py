@@ -39,6 +39,31 @@ def test_a_row_that_costs_as_much_as_a_step_pays_for_nobody() -> None:
     assert stats.estimate_speedup(agreeing(0.95), STEP_S, 4) < 1.08  # no rows are begun below that
 
 
+def test_what_a_row_takes_is_told_from_what_those_under_way_take() -> None:
+    """Calls of a row or two that overlap take 3 ms longer for each row under way, their own or another's."""
+    stats = RowCallStats()
+    for index in range(60):
+        num_rows, num_others = 1 + index % 2, index % 7
+        stats.add_call_time(num_rows, 0.045 + 0.003 * (num_rows - 1 + num_others), num_other_rows=num_others)
+    assert stats.call_s.per_token_s == pytest.approx(0.003, rel=0.05)
+    assert stats.estimate_call_s() == pytest.approx(0.045, rel=0.05)
+
+
+def test_a_cycle_is_longer_for_the_rows_that_are_under_way_in_it() -> None:
+    """Tokens that are drafted every 5 ms, rows of 3 ms: while a call of 44 ms is longer by a row every 5 ms, 22 others
+    are sent, and the last right token's call waits for those before it."""
+    stats = RowCallStats()
+    for num_rows in (1, 4, 8, 16, 32) * 8:
+        stats.add_call_time(num_rows, 0.044 + 0.003 * (num_rows - 1))
+    stats.add_drafted_tokens_time(10, 0.05)
+    for rate in (0.5, 0.8, 0.9):
+        run, wait_s = rate / (1 - rate), 0.044 / 8
+        rows_s = 0.003 * sum(rate**n for n in range(1, 23))
+        cycle = stats.estimate_cycle(rate, 4)
+        assert cycle.tokens == pytest.approx(run + 1, rel=1e-3)
+        assert cycle.seconds == pytest.approx(0.044 + rate * wait_s + 0.005 * run + rows_s, rel=0.02)
+
+
 def test_tokens_without_a_draft_count_against_what_is_covered_alone() -> None:
     """A draft that is silent at every other token, and else right."""
     agreement = DraftAgreementStats()

@@ -66,8 +66,10 @@ class EncodedDraft:
         self._background_draft = background_draft
         self._endpoint = endpoint
         self._news = changed
-        self._base_text = ""  # the answer where the feed was last restarted
-        self._num_encoded_characters = 0  # characters of the feed's text
+        self._base_text = ""  # the answer where the draft was last restarted
+        self._open_text = ""  # the end of what it wrote before it was asked for more: what follows may belong to it
+        self._open_text_s = 0.0  # that the draft took for it
+        self._num_encoded_characters = 0  # characters of `_text`
         self._early_ids: list[int] = []  # confirmed tokens that the draft has yet to come to
         self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
         self._second_tokens: dict[int, SecondToken] = {}  # by their places since the last restart
@@ -80,12 +82,16 @@ class EncodedDraft:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing more will come: the draft has ended, and all it wrote is encoded."""
-        return (
-            self._background_draft.ended
-            and not self._encodings
-            and self._num_encoded_characters == len(self._background_draft.text)
-        )
+        """Whether nothing more will come: the draft has ended, and what it wrote is encoded.
+
+        Of one that was cut short, the last word may be not: it may go on.
+        """
+        return self._background_draft.ended and not self._encodings and not self._count_encodable_characters()
+
+    @property
+    def _text(self) -> str:
+        """What the draft says, from where it was last asked for more."""
+        return self._open_text + self._background_draft.text
 
     @property
     def second_tokens(self) -> list[SecondToken | None]:
@@ -103,35 +109,42 @@ class EncodedDraft:
         self.seconds.clear()
         self._early_ids.clear()
         self.is_wrong = False
+        self._open_text, self._open_text_s = "", 0.0
         self._restart_background_draft(answer, num_tokens)
 
     def extend_guess(self, num_tokens: int) -> None:
         """Guess what follows all that was guessed; for a draft that was cut short."""
+        text = self._text
+        self._open_text_s = self._measure_drafting_s(self._num_encoded_characters, len(text))
+        self._open_text = text[self._num_encoded_characters :]
         self._restart_background_draft(self._base_text + self._background_draft.text, num_tokens)
 
     def encode_new_text(self) -> None:
         """Take in what the draft has written."""
         if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
             return
-        text = self._background_draft.text[self._num_encoded_characters :]
+        text = self._text[self._num_encoded_characters :]
         if text and self._has_open_word:
             self._num_continued_words += text[0].isalnum()
             self._has_open_word = False
+        length = self._count_encodable_characters()
         if not self._background_draft.ended:
-            text = text[: self._find_encodable_length(text)]
+            self._note_open_word(text, length)
+        text = text[:length]
         if text:
-            start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + len(text)
+            start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + length
             task = asyncio.ensure_future(self._endpoint.encode(text))
             task.add_done_callback(self._collect_finished_encodings)
-            seconds = sum(
-                seconds for _, seconds in self._background_draft.list_piece_times(start, self._num_encoded_characters)
+            num_before = len(self._open_text)
+            choices = self._background_draft.list_second_choices(
+                max(0, start - num_before), self._num_encoded_characters - num_before
             )
-            choices = self._background_draft.list_second_choices(start, self._num_encoded_characters)
             texts = [
-                choice._replace(text=text[: at - start] + choice.text)
+                choice._replace(text=text[: num_before + at - start] + choice.text)
                 for at, choice in choices
                 if choice.probability >= _MIN_PROBABILITY
             ]
+            seconds = self._measure_drafting_s(start, self._num_encoded_characters)
             self._encodings.append(_PendingEncoding(task, seconds, texts))
 
     def take_late_token_counts(self) -> LateTokenCounts:
@@ -157,6 +170,15 @@ class EncodedDraft:
 
     # ------------------------------------------------------------------------------------------ inside
 
+    def _count_encodable_characters(self) -> int:
+        """How much of `_text` can be encoded now: all that is left, where nothing can follow it."""
+        draft, start = self._background_draft, self._num_encoded_characters
+        text = self._text[start:]
+        length = self._find_encodable_length(text)
+        is_whole = not draft.is_cut or draft.is_exhausted
+        # a draft that writes nothing but one endless word is not asked for more of it
+        return len(text) if draft.ended and (is_whole or start + length == 0) else length
+
     def _find_encodable_length(self, text: str) -> int:
         """Up to where a text is encoded although it goes on: not within a word, unless there is nothing else to send.
 
@@ -165,10 +187,20 @@ class EncodedDraft:
         length = _find_last_word_start(text)
         is_open_word = not (length or self.ids or self._encodings) and _WORD.fullmatch(text) is not None
         if is_open_word and self._num_continued_words <= _MAX_CONTINUED * (1 + self._num_open_words):
-            self._num_open_words += 1
-            self._has_open_word = True
             return len(text)
         return length
+
+    def _note_open_word(self, text: str, length: int) -> None:
+        """So much of a text is encoded: whether it ends within a word, which may go on."""
+        if 0 < length == len(text) and _WORD.fullmatch(text) is not None:
+            self._num_open_words += 1
+            self._has_open_word = True
+
+    def _measure_drafting_s(self, start: int, end: int) -> float:
+        """How long the draft took for a stretch of `_text`."""
+        num_before = len(self._open_text)
+        times = self._background_draft.list_piece_times(max(0, start - num_before), end - num_before)
+        return sum(seconds for _, seconds in times) + (self._open_text_s if start == 0 else 0.0)
 
     def _restart_background_draft(self, answer: str, num_tokens: int) -> None:
         self._has_open_word = False

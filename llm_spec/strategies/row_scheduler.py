@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 from llm_spec.chat import Origin
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import DraftAgreementStats, SingleCall
+from llm_spec.row_stats import DraftAgreementStats, SingleCall, expect_right_tokens
 from llm_spec.strategies.drafted_tokens import DraftedTokens
 from llm_spec.strategies.lateness_trial import LatenessTrial
 from llm_spec.strategies.loss_budget import LossBudget
@@ -74,8 +74,8 @@ class Branch(NamedTuple):
 class RowCall:
     """A call under way: rows for the position `base + first` and those after it, and rows of `branches` after these.
 
-    `assumed_ids`: drafted tokens after the `base` confirmed ones, up to the prefix of the last row. `num_skipped`: of
-    its positions, those that the stream wrote first.
+    `assumed_ids`: drafted tokens after the `base` confirmed ones, up to the prefix of the last row. `num_other_rows`:
+    under way when it was sent, a stream's included. `num_skipped`: of its positions, those that the stream wrote first.
     """
 
     base: int
@@ -83,6 +83,7 @@ class RowCall:
     assumed_ids: tuple[int, ...]
     draft_s: tuple[float, ...] = ()  # that each of the drafted tokens after its first row took
     branches: tuple[Branch, ...] = ()
+    num_other_rows: int = 0
     tokens: list[SampledToken] | None = None  # its answer, for all that were sent
     verify_s: float = 0.0
     num_accepted: int = 0
@@ -271,7 +272,7 @@ class RowScheduler:
         call.tokens, call.verify_s = tokens, seconds
         if self._row_trial is not None:
             self._row_trial.note_answer()
-        self._rows.add_call_time(call.num_sent_rows, seconds)
+        self._rows.add_call_time(call.num_sent_rows, seconds, num_other_rows=call.num_other_rows)
 
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
         """The next token that rows confirm; None: there is none yet. Of sampled text, a stream ends with the first."""
@@ -369,8 +370,9 @@ class RowScheduler:
         """Send a call for the positions from `first` after the confirmed ones, when it is due."""
         num_drafted = len(self.draft.ids)
         room = self._count_answer_tokens_left() - first
-        num_others = self.num_closing + (self.stream_at is not None or decision.opens_stream)
-        max_calls = min(self._max_calls if self._rows.is_measured else 1, self._max_open - num_others)
+        has_stream = self.stream_at is not None or decision.opens_stream
+        max_open = self._max_open - self.num_closing - has_stream
+        max_calls = min(self._max_calls if self._rows.is_measured else 1, max_open)
         if first > num_drafted or room < 1 or len(self.calls) >= max_calls:
             return
         limit = self._limit_rows(first)
@@ -392,6 +394,7 @@ class RowScheduler:
             tuple(self.draft.ids[:last]),
             tuple(self.draft.seconds[first:last]),
             self._choose_branches(first, last, now_s),
+            self._count_rows_under_way() + has_stream,
         )
         self._send_at_s = now_s + self._rows.estimate_call_s() / self._max_calls
         if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
@@ -463,8 +466,10 @@ class RowScheduler:
         row_late_s = self._rows.lateness.estimate_late_s(1)
         if self.stream_at is None or not row_late_s:
             return _MAX_AHEAD
-        num_under_way = sum(call.num_sent_rows for call in self.calls if call.tokens is None)
-        return int(_TRIAL_SHARE * self._estimate_allowance(now_s) / row_late_s) - num_under_way
+        return int(_TRIAL_SHARE * self._estimate_allowance(now_s) / row_late_s) - self._count_rows_under_way()
+
+    def _count_rows_under_way(self) -> int:
+        return sum(call.num_sent_rows for call in self.calls if call.tokens is None)
 
     def _estimate_stream_lead_tokens(self, now_s: float) -> int:
         """How many tokens the stream writes until a call that is sent now is answered."""
@@ -473,7 +478,9 @@ class RowScheduler:
             return 0
         if self._stream_opened_s is not None:
             call_s -= max(0.0, self._stream_opened_s + self._get_first_token_s() - now_s)
-        return math.ceil(min(call_s / step_s, _MAX_AHEAD)) if call_s > 0.0 < step_s else 0
+        num_tokens = math.ceil(min(call_s / step_s, _MAX_AHEAD)) if call_s > 0.0 < step_s else 0
+        num_behind = 0 if self.stream_at is None else len(self.ids) - self.stream_at
+        return max(0, num_tokens - num_behind)
 
     def _should_begin_rows(self, first: int, now_s: float) -> bool:
         """Whether rows are likely to overtake the stream, and may be tried."""
@@ -623,8 +630,7 @@ class RowScheduler:
 
     def _estimate_run_of_right_tokens(self, num_drafted: int) -> float:
         """How many of the next drafted tokens are right, on average, before one is wrong."""
-        accepted = self._agreement.estimate_acceptance_rate()
-        return num_drafted if accepted >= 1.0 else accepted * (1.0 - accepted**num_drafted) / (1.0 - accepted)
+        return expect_right_tokens(self._agreement.estimate_acceptance_rate(), num_drafted)
 
     def _charge_phase_of_rows(self, now_s: float, first_s: float = 0.0) -> None:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""

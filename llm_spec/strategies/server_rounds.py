@@ -246,11 +246,13 @@ class _ServerRounds:
         return output
 
     async def _wait_for_change(self, wait_s: float | None) -> None:
+        """Wait until something comes, or so many seconds: then the next call is due."""
+        timer = None if wait_s is None else asyncio.get_running_loop().call_later(wait_s, self._changed.set)
         try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass  # the next call is due
+            await self._changed.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _find_max_answer_tokens(self) -> int | None:
         """Most tokens that the answer can have; None: nobody knows."""

@@ -76,10 +76,10 @@ class Words:
 class Bench:
     """A guess, its feed and its endpoint."""
 
-    def __init__(self, draft: Pieces, endpoint: Words) -> None:
+    def __init__(self, draft: Pieces, endpoint: Words, max_tokens: int | None) -> None:
         self.changed = asyncio.Event()
         self.background_draft = BackgroundDraft(
-            draft, ChatRequest.create("tell"), max_tokens=None, timeout_s=30.0, changed=self.changed.set
+            draft, ChatRequest.create("tell"), max_tokens=max_tokens, timeout_s=30.0, changed=self.changed.set
         )
         self.guess = EncodedDraft(self.background_draft, cast("TokenEndpoint", endpoint), self.changed.set)
 
@@ -98,9 +98,9 @@ class Bench:
         await self.background_draft.aclose()
 
 
-def run(draft: Pieces, endpoint: Words, body: Callable[[Bench], Any]) -> None:
+def run(draft: Pieces, endpoint: Words, body: Callable[[Bench], Any], *, max_tokens: int | None = None) -> None:
     async def opened() -> None:
-        bench = Bench(draft, endpoint)
+        bench = Bench(draft, endpoint, max_tokens)
         try:
             await body(bench)
         finally:
@@ -315,10 +315,80 @@ def test_a_draft_that_was_cut_goes_on_behind_all_that_was_guessed() -> None:
         bench.guess.extend_guess(3)
         assert not bench.guess.is_idle
         await bench.until(lambda: bench.guess.is_idle)
-        assert bench.guess.ids == ids("one twoone two three")
+        assert bench.guess.ids == ids("one twoone two")  # " three" may go on, and waits for what follows
+        assert len(bench.guess.seconds) == len(bench.guess.ids)
 
     run(draft, Words(), body)
     assert draft.prefixes == ["zero", "zero one two"]
+
+
+class InParts(Pieces):
+    """Writes its text in parts, one for each call, whatever the prefix."""
+
+    def __init__(self, parts: Sequence[Sequence[str]]) -> None:
+        super().__init__([])
+        self._parts = iter(parts)
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        self._given = next(self._parts)
+        async with super().draft(request, max_tokens) as pieces:
+            yield pieces
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([["a", " b", " wor"], ["ld", " is", "."]], "a b world is."),  # within a word
+        ([["a ", "b "], ["world ", "is"]], "a b world is"),  # behind the space that belongs to the next one
+        ([["a", " b", "\n"], ["\n\n", "c"]], "a b\n\nc"),  # it is asked without whitespace at the end, and repeats it
+    ],
+)
+def test_no_word_is_cut_where_the_draft_was(parts: list[list[str]], whole: str) -> None:
+    """A tokenizer would make other tokens of its two halves, and the draft would be wrong at each such place."""
+    endpoint, lengths = Words(), [len(part) for part in parts]
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("x", lengths[0])
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.background_draft.is_cut
+        bench.guess.extend_guess(lengths[1] + 1)  # it ends by itself
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids == ids(whole)
+        assert sum(bench.guess.seconds) == pytest.approx(0.01 * sum(lengths))
+
+    run(InParts(parts), endpoint, body)
+    ends = {len("".join(endpoint.texts[: n + 1])) for n in range(len(endpoint.texts))}
+    cut = len("".join(parts[0]))
+    assert cut not in ends
+
+
+def test_a_word_without_an_end_is_not_waited_for() -> None:
+    """A draft that repeats one sign for good would be asked for more and more, and nothing of it would be sent."""
+    draft = Pieces(["!"] * 100)
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 8)
+        for num_calls in range(1, 4):
+            await bench.until(lambda: bench.guess.is_idle)
+            assert bench.guess.ids == ids("!" * 8 * num_calls)
+            bench.guess.extend_guess(8)
+
+    run(draft, Words(), body)
+
+
+def test_what_may_not_be_drafted_further_is_encoded_to_its_end() -> None:
+    """Nothing follows that its last word could belong to."""
+    draft = Pieces(["one", " two", " three"])
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("zero ", 3)
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.background_draft.is_cut
+        assert bench.background_draft.is_exhausted
+        assert bench.guess.ids == ids("one two three")
+
+    run(draft, Words(), body, max_tokens=3)
 
 
 def test_text_that_is_no_token_changes_nothing() -> None:

@@ -340,6 +340,48 @@ def test_of_two_calls_for_a_position_the_one_that_was_sent_first_has_it() -> Non
     assert confirmed.token.text == "early"
 
 
+def test_a_call_knows_the_rows_that_were_under_way_when_it_was_sent() -> None:
+    """Its time says nothing of its own rows otherwise: a stream counts as one, and calls as many as they have."""
+    run = Run(paced())
+    run.stream(2)
+    run.decide()
+    run.num_drafted += 8
+    run.now_s += STEP_S / 2
+    run.decide()
+    first, second = run.calls
+    assert (first.num_other_rows, second.num_other_rows) == (1, 1 + first.num_sent_rows)
+
+
+def test_rows_that_are_under_way_are_not_taken_for_the_cost_of_a_calls_own() -> None:
+    """Each row under way makes a call 3 ms longer, whoever sent it: that is what a row is found to take."""
+    run = Run(paced(calls=False), num_drafted=60)
+    run.stream(6)
+    for _ in range(80):
+        run.decide()
+        waiting = [call for call in run.scheduler.calls if call.tokens is None]
+        call = waiting[0] if waiting else None
+        if call is not None and (len(waiting) >= 3 or not run.stats.rows.is_measured):
+            run.answer(call, seconds=0.045 + 0.003 * (call.num_sent_rows - 1 + call.num_other_rows))
+        run.stream()
+    assert any(call.num_other_rows > 4 for call in run.calls)
+    assert run.stats.rows.call_s.per_token_s == pytest.approx(0.003, rel=0.1)
+
+
+def test_a_stream_that_is_behind_writes_first_what_is_known() -> None:
+    """Rows are sent from where it will be when they are answered, and it has to come to what is confirmed before."""
+    run, level = Run(paced()), Run(paced())
+    for each in (run, level):
+        each.stream(4)
+    call = RowCall(4, 0, ())
+    run.scheduler.calls.append(call)
+    run.answer(call)
+    assert (run.scheduler.stream_at, len(run.scheduler.ids)) == (4, 5)
+    run.decide()
+    level.decide()
+    assert [each.calls[0].start for each in (run, level)] == [6, 6]
+    assert run.num_closed == 0
+
+
 def test_no_more_is_open_than_may_be() -> None:
     """A stream counts, and so does what is being closed."""
     run = Run(paced(), max_open=3)
