@@ -6,6 +6,7 @@ from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline
+from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
 from llm_spec.row_stats import RowCallStats
 from llm_spec.run_stats import DraftRunStats
 from llm_spec.stream_stats import ExtraStreamStats
@@ -25,7 +26,8 @@ class PairStats:
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
     rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
-    of the draft. runs: how often the draft is right. lookahead_costs: of the rounds of a target in this process.
+    of the draft. runs: how often the draft is right. shared_vocabulary: whether its token ids are the target's.
+    lookahead_costs: of the rounds of a target in this process.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class PairStats:
         self.streams = ExtraStreamStats()
         self.draft_token_s = RobustTokenCostAverage(half_life=_TOKEN_HALF_LIFE)
         self.runs = DraftRunStats()
+        self.shared_vocabulary = SharedVocabularyStats()
         self.lookahead_costs = LookaheadCostMemory()
 
     def add_plain_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from llm_spec import (
@@ -98,6 +99,33 @@ async def test_a_draft_tells_second_choices_as_often_right_as_it_says(url: str) 
     assert second is not None
     assert plain.startswith("".join(piece.text for piece in told[:at]) + second.text)
     assert second.probability == pytest.approx(1 / 3)
+
+
+async def test_a_draft_of_the_targets_vocabulary_is_soon_not_tokenized() -> None:
+    """It tells the ids of what it writes, unless its server does not know the field."""
+    token_calls: list[float] = []
+    for options in ([], ["--no-token-endpoints"]):
+        with start_double() as url, start_double("--agreement=0.9", *options) as draft_url:
+            config = SpeculativeConfig(strategy="probe")
+            async with SpeculativeDecoder(f"vllm:double@{draft_url}", f"vllm:double@{url}", config) as decoder:
+                answers = [await decoder.decode(f"{PROMPT} {number}", temperature=0.0) for number in range(6)]
+            assert not any(result.fallbacks for result in answers)
+            async with aiohttp.ClientSession() as session, session.get(f"{url.removesuffix('/v1')}/stats") as stats:
+                token_calls.append((await stats.json())["num_token_calls"])
+    with_ids, without = token_calls
+    assert with_ids < without / 2
+
+
+async def test_a_draft_tells_its_ids_beside_second_choices() -> None:
+    """Both are asked for in one call."""
+    request = ChatRequest.create(PROMPT, temperature=0.0, top_logprobs=2)
+    with start_double("--agreement=0.5", "--second-choices=1.0") as telling:
+        draft = open_draft(f"vllm:double@{telling}")
+        pieces = [piece for piece in await read_pieces(draft, request) if piece.text]
+        await draft.aclose()
+    assert any(piece.second for piece in pieces)
+    assert all(piece.token_ids is not None for piece in pieces)
+    assert len({piece.token_ids for piece in pieces}) > 1
 
 
 async def read_pieces(draft: DraftProvider, request: ChatRequest) -> list[DraftPiece]:

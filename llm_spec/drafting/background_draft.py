@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider, SecondChoice, get_draft_capabilities
+from llm_spec.contract.draft import DraftPiece, DraftProvider, SecondChoice, get_draft_capabilities
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.drafting.text_index import TextIndex
@@ -88,6 +88,14 @@ class BackgroundDraft:
         found = run.iterate_second_choices(num_before + start, num_before + end)
         return [(at - num_before, choice) for at, choice in found]
 
+    def find_token_ids(self, start: int, end: int) -> list[int] | None:
+        """The draft's own ids of `text[start:end]`; None: it does not tell them, or some are also of other text."""
+        run = self._run
+        if run is None or start >= end:
+            return None
+        num_before = len(run.written_text) - len(self.text)
+        return run.find_token_ids(num_before + start, num_before + end)
+
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing more may be drafted, or can be."""
@@ -150,7 +158,7 @@ class BackgroundDraft:
         began_s = moved_s = seconds()
         patience = asyncio.timeout(self._timeout_s)
 
-        def add_text(text: str, num_new: int, second: SecondChoice | None) -> None:
+        def add_piece(piece: DraftPiece, num_new: int) -> None:
             nonlocal last_s, moved_s
             now = seconds()
             self.num_tokens += num_new
@@ -161,12 +169,12 @@ class BackgroundDraft:
             if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
                 patience.reschedule(now + self._timeout_s)
                 moved_s = now
-            run.append_text(text, now - began_s, second)
+            run.append_piece(piece, now - began_s)
             self._publish_text(run)
 
         try:
             async with patience:
-                await call.read_pieces(add_text)
+                await call.read_pieces(add_piece)
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
             is_late = patience.expired() and isinstance(error, TimeoutError)
             late = f"late: the draft was silent for {self._timeout_s:.3g} s"
@@ -200,20 +208,43 @@ class _DraftRun:
         self._index = TextIndex() if writes_once else None
         self._ends: list[int] = []  # of its pieces, in what it wrote …
         self._times_s: list[float] = []  # … when they came, since it was called, …
-        self._second_choices: list[SecondChoice | None] = []  # … and what else each might have been
+        self._second_choices: list[SecondChoice | None] = []  # … what else each might have been …
+        self._token_ids: list[tuple[int, ...] | None] = []  # … and its ids, where the draft tells them
 
-    def append_text(self, text: str, time_s: float, second: SecondChoice | None = None) -> None:
+    def append_piece(self, piece: DraftPiece, time_s: float) -> None:
         """Add what it wrote."""
-        self.written_text += text
+        self.written_text += piece.text
         self._ends.append(len(self.written_text))
         self._times_s.append(time_s)
-        self._second_choices.append(second)
+        self._second_choices.append(piece.second)
+        self._token_ids.append(piece.token_ids)
         if self._index is not None:
-            self._index.update_last_text_partly(self.written_text, len(text) + 1)  # the piece before may have grown
+            self._index.update_last_text_partly(
+                self.written_text, len(piece.text) + 1
+            )  # the piece before may have grown
+
+    def find_token_ids(self, start: int, end: int) -> list[int] | None:
+        """Its own ids of a stretch of what it wrote; None: it does not tell them, or they are not just this stretch's.
+
+        Those without a text belong to what follows, as the beginnings of a character.
+        """
+        first, stop = self._count_pieces_until(start), self._count_pieces_until(end)
+        if first == stop or (start and self._ends[first - 1] != start) or self._ends[stop - 1] != end:
+            return None
+        pieces = self._token_ids[first:stop]
+        known = [ids for ids in pieces if ids is not None]
+        return [token_id for ids in known for token_id in ids] if len(known) == len(pieces) else None
+
+    def _count_pieces_until(self, end: int) -> int:
+        """How many pieces end there or before, without those that are no text and follow."""
+        if not end:
+            return 0
+        index = bisect_left(self._ends, end)
+        return index + (index < len(self._ends) and self._ends[index] == end)
 
     def iterate_piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
         """Where its pieces end in a stretch of what it wrote, and how long each took."""
-        for index in range(bisect_right(self._ends, start), bisect_right(self._ends, end)):
+        for index in range(self._count_pieces_until(start), self._count_pieces_until(end)):
             yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
 
     def iterate_second_choices(self, start: int, end: int) -> Iterator[tuple[int, SecondChoice]]:

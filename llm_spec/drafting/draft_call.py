@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from llm_spec.chat import ChatRequest, FinishReason
-from llm_spec.contract.draft import DraftPiece, DraftProvider, SecondChoice
+from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.errors import DraftError
 
@@ -52,10 +52,8 @@ class DraftCall:
         """Whether the draft came to an end of its own."""
         return self._has_ended and not self.has_reached_max_tokens and self._finish_reason != "length"
 
-    async def read_pieces(self, on_text: Callable[[str, int, SecondChoice | None], None]) -> None:
-        """Read it to its end or limit; `on_text` gets each text, within the limit, and how many tokens were written.
-
-        Its third argument is the draft's second choice in the place of that text, where it tells one.
+    async def read_pieces(self, on_piece: Callable[[DraftPiece, int], None]) -> None:
+        """Read it to its end or limit; `on_piece` gets each piece, within the limit, and how many tokens were written.
 
         Raises whatever the draft raises. CancelledError without a cancelled request becomes DraftError.
         """
@@ -63,7 +61,7 @@ class DraftCall:
         num_cancelling = 0 if task is None else task.cancelling()
         try:
             async with self._draft.draft(self._request, self._max_tokens) as pieces:
-                await self._read_until_limit(pieces, on_text)
+                await self._read_until_limit(pieces, on_piece)
         except asyncio.CancelledError as error:
             if task is None or task.cancelling() > num_cancelling:
                 raise
@@ -78,14 +76,14 @@ class DraftCall:
             self._task.cancel()
 
     async def _read_until_limit(
-        self, pieces: AsyncIterator[DraftPiece], on_text: Callable[[str, int, SecondChoice | None], None]
+        self, pieces: AsyncIterator[DraftPiece], on_piece: Callable[[DraftPiece, int], None]
     ) -> None:
         patience = asyncio.timeout(None)
         async with patience:
             self._patience = patience
             try:
                 async for piece in pieces:
-                    on_text(*self._cut_and_count_piece(piece), piece.second)
+                    on_piece(*self._cut_and_count_piece(piece))
                     if self._is_over:
                         return
                     if self._num_delivered_tokens % _PIECES_PER_LOOP_TURN == 0:
@@ -94,7 +92,7 @@ class DraftCall:
             finally:
                 self._patience = None
 
-    def _cut_and_count_piece(self, piece: DraftPiece) -> tuple[str, int]:
+    def _cut_and_count_piece(self, piece: DraftPiece) -> tuple[DraftPiece, int]:
         """What may be used of a piece, and how many tokens it is."""
         self._finish_reason = piece.finish_reason or self._finish_reason
         self._num_delivered_tokens += piece.finish_reason is None
@@ -106,7 +104,9 @@ class DraftCall:
         )  # ids may be none although there is text
         self.num_tokens += num_new
         self._is_over = num_new > num_left or not has_room
-        return "".join(split_into_pieces(piece.text)[:num_left]) if self._is_over else piece.text, num_new
+        if self._is_over:
+            piece = DraftPiece("".join(split_into_pieces(piece.text)[:num_left]))
+        return piece, num_new
 
 
 def choose_max_draft_tokens(request: ChatRequest, default: int = _DEFAULT_ANSWER_TOKENS) -> int:

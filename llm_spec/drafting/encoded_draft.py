@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from llm_spec.contract.draft import SecondChoice
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
 from llm_spec.errors import LlmSpecError
 
 __all__ = ["EncodedDraft", "SecondToken"]
@@ -41,12 +42,13 @@ class SecondToken(NamedTuple):
 class _PendingEncoding(NamedTuple):
     """A stretch of text that is being encoded, how long the draft took for it, and texts that it might have been.
 
-    Each of these ends with its second choice.
+    Each of these ends with its second choice. `own_ids`: the draft's; None: it tells none, or not just of this stretch.
     """
 
     task: asyncio.Task[list[int]]
     seconds: float
     second_choices: list[SecondChoice]
+    own_ids: list[int] | None
 
 
 class EncodedDraft:
@@ -54,17 +56,25 @@ class EncodedDraft:
 
     `seconds` are those that the draft took for each of them: what is encoded at once is divided evenly.
     `second_tokens` are the draft's second choices in their places, None where it tells none, and may come later.
+    A draft whose own ids are found to be the target's is not encoded, but for a comparison now and then.
     `is_wrong` is set once the target's own token is not the draft's. `changed` is called when `ids` or `failure`
     change.
     """
 
-    def __init__(self, background_draft: BackgroundDraft, endpoint: TokenEndpoint, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        background_draft: BackgroundDraft,
+        endpoint: TokenEndpoint,
+        shared_vocabulary: SharedVocabularyStats,
+        changed: Callable[[], None],
+    ) -> None:
         self.ids: list[int] = []
         self.seconds: list[float] = []
         self.is_wrong = False
         self.failure: Exception | None = None
         self._background_draft = background_draft
         self._endpoint = endpoint
+        self._shared_vocabulary = shared_vocabulary
         self._news = changed
         self._base_text = ""  # the answer where the draft was last restarted
         self._open_text = ""  # the end of what it wrote before it was asked for more: what follows may belong to it
@@ -123,29 +133,27 @@ class EncodedDraft:
         """Take in what the draft has written."""
         if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
             return
-        text = self._text[self._num_encoded_characters :]
-        if text and self._has_open_word:
-            self._num_continued_words += text[0].isalnum()
-            self._has_open_word = False
-        length = self._count_encodable_characters()
-        if not self._background_draft.ended:
-            self._note_open_word(text, length)
-        text = text[:length]
-        if text:
-            start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + length
-            task = asyncio.ensure_future(self._endpoint.encode(text))
+        start, length = self._num_encoded_characters, self._count_encodable_characters()
+        end = start + length
+        if believed_ids := self._find_believed_ids(end):
+            self._num_encoded_characters = end
+            self._shared_vocabulary.add_believed()
+            self._take_in(believed_ids, self._measure_drafting_s(start, end), self._list_second_texts(start, end))
+            return
+        text = self._text[start:]
+        self._count_open_words(text, length)
+        if length:
+            self._num_encoded_characters = end
+            task = asyncio.ensure_future(self._endpoint.encode(text[:length]))
             task.add_done_callback(self._collect_finished_encodings)
-            num_before = len(self._open_text)
-            choices = self._background_draft.list_second_choices(
-                max(0, start - num_before), self._num_encoded_characters - num_before
+            self._encodings.append(
+                _PendingEncoding(
+                    task,
+                    self._measure_drafting_s(start, end),
+                    self._list_second_texts(start, end),
+                    self._find_own_ids(start, end),
+                )
             )
-            texts = [
-                choice._replace(text=text[: num_before + at - start] + choice.text)
-                for at, choice in choices
-                if choice.probability >= _MIN_PROBABILITY
-            ]
-            seconds = self._measure_drafting_s(start, self._num_encoded_characters)
-            self._encodings.append(_PendingEncoding(task, seconds, texts))
 
     def take_late_token_counts(self) -> LateTokenCounts:
         """The tokens that were late for the target's own, since this was last called."""
@@ -171,13 +179,38 @@ class EncodedDraft:
     # ------------------------------------------------------------------------------------------ inside
 
     def _count_encodable_characters(self) -> int:
-        """How much of `_text` can be encoded now: all that is left, where nothing can follow it."""
+        """How much more of `_text` can be taken in now: all, where nothing can follow it, or its ids are known."""
         draft, start = self._background_draft, self._num_encoded_characters
         text = self._text[start:]
+        if self._find_believed_ids(start + len(text)):
+            return len(text)
         length = self._find_encodable_length(text)
         is_whole = not draft.is_cut or draft.is_exhausted
         # a draft that writes nothing but one endless word is not asked for more of it
         return len(text) if draft.ended and (is_whole or start + length == 0) else length
+
+    def _find_believed_ids(self, end: int) -> list[int] | None:
+        """The draft's own ids of all that is not encoded of `_text[:end]`, where they may be taken for the target's."""
+        if self._encodings or not self._shared_vocabulary.is_believed:
+            return None
+        return self._find_own_ids(self._num_encoded_characters, end)
+
+    def _find_own_ids(self, start: int, end: int) -> list[int] | None:
+        """Those of `_text[start:end]`, which nothing of an earlier call belongs to."""
+        num_before = len(self._open_text)
+        return (
+            self._background_draft.find_token_ids(start - num_before, end - num_before) if start >= num_before else None
+        )
+
+    def _list_second_texts(self, start: int, end: int) -> list[SecondChoice]:
+        """The texts that `_text[start:end]` might have been, each up to a second choice."""
+        num_before = len(self._open_text)
+        choices = self._background_draft.list_second_choices(max(0, start - num_before), end - num_before)
+        return [
+            choice._replace(text=self._text[start : num_before + at] + choice.text)
+            for at, choice in choices
+            if choice.probability >= _MIN_PROBABILITY
+        ]
 
     def _find_encodable_length(self, text: str) -> int:
         """Up to where a text is encoded although it goes on: not within a word, unless there is nothing else to send.
@@ -190,9 +223,13 @@ class EncodedDraft:
             return len(text)
         return length
 
-    def _note_open_word(self, text: str, length: int) -> None:
-        """So much of a text is encoded: whether it ends within a word, which may go on."""
-        if 0 < length == len(text) and _WORD.fullmatch(text) is not None:
+    def _count_open_words(self, text: str, length: int) -> None:
+        """So much of a text is sent to be encoded: whether it ends within a word, and whether the last one went on."""
+        if text and self._has_open_word:
+            self._num_continued_words += text[0].isalnum()
+            self._has_open_word = False
+        is_open = 0 < length == len(text) and not self._background_draft.ended
+        if is_open and _WORD.fullmatch(text) is not None:
             self._num_open_words += 1
             self._has_open_word = True
 
@@ -219,17 +256,20 @@ class EncodedDraft:
     def _collect_finished_encodings(self, _: asyncio.Task[list[int]]) -> None:
         """Take in what is encoded, up to the first stretch that is not yet."""
         while self._encodings and self._encodings[0].task.done():
-            task, seconds, second_choices = self._encodings.popleft()
+            task, seconds, second_choices, own_ids = self._encodings.popleft()
             error = task.exception()
             if isinstance(error, Exception):  # only speculation needs it
                 self.failure = error
-            elif not self.is_wrong:
-                self._append_encoded_ids(task.result(), seconds)
-                self._begin_encoding_second_choices(task.result(), second_choices)
+            else:
+                if own_ids is not None:
+                    self._shared_vocabulary.add_comparison(has_same=own_ids == task.result())
+                if not self.is_wrong:
+                    self._take_in(task.result(), seconds, second_choices)
             self._news()
 
-    def _begin_encoding_second_choices(self, token_ids: list[int], choices: list[SecondChoice]) -> None:
-        """Of the ids that were just taken in."""
+    def _take_in(self, token_ids: list[int], seconds: float, choices: list[SecondChoice]) -> None:
+        """The ids of what follows, and what it might have been."""
+        self._append_encoded_ids(token_ids, seconds)
         start, self._num_ids = self._num_ids, self._num_ids + len(token_ids)
         for choice in choices[: _MAX_ENCODINGS - len(self._second_encodings)]:
             task = asyncio.ensure_future(self._encode_second_choice(start, token_ids, choice))

@@ -10,7 +10,7 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.errors import format_error_line
 
@@ -64,9 +64,9 @@ class FullDraft:
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
             self._record_failure_unless_abandoned(format_error_line(error))
 
-    def _add_text_unless_abandoned(self, text: str, *_: object) -> None:  # what else there is the call counts
+    def _add_text_unless_abandoned(self, piece: DraftPiece, _: int) -> None:  # the call counts tokens
         if not self._is_abandoned:
-            self.text += text
+            self.text += piece.text
 
     def _record_failure_unless_abandoned(self, failure: str) -> None:
         if not self._is_abandoned:

@@ -12,6 +12,7 @@ from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, SecondChoice
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.discovery import stream_with_token_ids_if_possible
 from llm_spec.errors import DraftError, LlmSpecError, is_permanent_refusal
 from llm_spec.prefill import prefill_prompt
 from llm_spec.request_fields import METADATA_FIELDS
@@ -56,11 +57,12 @@ class ProviderDraft:
         )
         async with AsyncExitStack() as stack:
             try:
-                events = await stack.enter_async_context(self._provider.stream(request))
+                events = await stack.enter_async_context(stream_with_token_ids_if_possible(self._provider, request))
             except LlmSpecError as error:
                 if request.top_logprobs is None or not is_permanent_refusal(error):
                     raise
-                events = await stack.enter_async_context(self._provider.stream(replace(request, top_logprobs=None)))
+                request = replace(request, top_logprobs=None)
+                events = await stack.enter_async_context(stream_with_token_ids_if_possible(self._provider, request))
                 self._refuses_logprobs = True
             yield await stack.enter_async_context(aclosing(_convert_events_to_pieces(events)))
 
@@ -145,8 +147,8 @@ def _strip_target_fields(request: ChatRequest) -> ChatRequest:
 async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
     async for event in events:
         match event:
-            case TextDelta(text=text) if text:
-                yield DraftPiece(text, second=_find_second_choice(event))
+            case TextDelta(text=text, token_ids=token_ids) if text or token_ids:
+                yield DraftPiece(text, token_ids, second=_find_second_choice(event))
             case Finish():
                 yield DraftPiece("", finish_reason=event.finish_reason, usage=event.usage)
             case _:

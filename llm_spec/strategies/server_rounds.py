@@ -143,7 +143,9 @@ class _ServerRounds:
             timeout_s=config.draft_timeout_s,
             changed=self._changed.set,
         )
-        self._encoded_draft = EncodedDraft(self._background_draft, endpoint, self._changed.set)
+        self._encoded_draft = EncodedDraft(
+            self._background_draft, endpoint, context.pair_stats.shared_vocabulary, self._changed.set
+        )
         self._answer = TokenAnswer(endpoint)
         self._scheduler = RowScheduler(
             context.pair_stats,

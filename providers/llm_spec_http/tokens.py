@@ -128,7 +128,10 @@ class HttpTokenEndpoint:
         except InvalidRequestError:
             response = await self._client.post("chat/completions", body)
             on_refusal()
-        async with self._open_response_events(response, repeated, self._read_token_ids_if_any) as events:
+        has_logprobs = request.top_logprobs is not None
+        async with self._open_response_events(
+            response, repeated, self._read_token_ids_if_any, has_logprobs=has_logprobs
+        ) as events:
             yield events
 
     @asynccontextmanager
@@ -217,9 +220,16 @@ class HttpTokenEndpoint:
 
     @asynccontextmanager
     async def _open_response_events(
-        self, response: aiohttp.ClientResponse, repeated: str, read_token_ids: ReadTokenIds
+        self,
+        response: aiohttp.ClientResponse,
+        repeated: str,
+        read_token_ids: ReadTokenIds,
+        *,
+        has_logprobs: bool = False,
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        answer = read_http_answer_events(self._client, response, repeated=repeated, read_token_ids=read_token_ids)
+        answer = read_http_answer_events(
+            self._client, response, repeated=repeated, read_token_ids=read_token_ids, has_logprobs=has_logprobs
+        )
         async with response, aclosing(self.note_reasoning(answer)) as noted:
             yield noted
 

@@ -56,8 +56,8 @@ class Reading:
     async def read(self) -> None:
         await self.call.read_pieces(self._take)
 
-    def _take(self, text: str, *_: object) -> None:  # the call counts
-        self.text += text
+    def _take(self, piece: DraftPiece, _: int) -> None:  # the call counts
+        self.text += piece.text
 
 
 def read(*items: Any, **options: Any) -> Reading:

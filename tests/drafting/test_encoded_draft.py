@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from llm_spec import ChatRequest, DraftCapabilities, DraftPiece, SecondChoice, T
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft, SecondToken
+from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
 from llm_spec.simulation import run_virtual
 
 TEXT = "def area(radius):\n    return 3.14 * radius ** 2  # naïve 日本 😀\n\n\nprint( area(2) )"
@@ -81,7 +83,10 @@ class Bench:
         self.background_draft = BackgroundDraft(
             draft, ChatRequest.create("tell"), max_tokens=max_tokens, timeout_s=30.0, changed=self.changed.set
         )
-        self.guess = EncodedDraft(self.background_draft, cast("TokenEndpoint", endpoint), self.changed.set)
+        self.shared_vocabulary = SharedVocabularyStats()
+        self.guess = EncodedDraft(
+            self.background_draft, cast("TokenEndpoint", endpoint), self.shared_vocabulary, self.changed.set
+        )
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Follow the draft until something holds."""
@@ -389,6 +394,151 @@ def test_what_may_not_be_drafted_further_is_encoded_to_its_end() -> None:
         assert bench.guess.ids == ids("one two three")
 
     run(draft, Words(), body, max_tokens=3)
+
+
+# ---------------------------------------------------------------------------------------- the draft's own ids
+
+
+class Family(Pieces):
+    """Tells ids of its pieces: the target's own, or with `offset` others. A sign alone has no text, as half of one."""
+
+    def __init__(self, pieces: Sequence[str], offset: int = 0) -> None:
+        super().__init__(pieces)
+        self.offset = offset
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        async with super().draft(request, max_tokens) as pieces:
+
+            async def told() -> AsyncGenerator[DraftPiece]:
+                async for piece in pieces:
+                    token_ids = tuple(ord(sign) + self.offset for sign in piece.text)
+                    for token_id in token_ids[:-1]:
+                        yield DraftPiece("", (token_id,))
+                    yield piece._replace(token_ids=token_ids[-1:] if token_ids else None)
+
+            async with aclosing(told()) as opened:
+                yield opened
+
+
+WORDS = [f" word{n}" for n in range(100)]
+
+
+async def read_all_words(bench: Bench) -> None:
+    bench.guess.restart("", 1000)
+    await bench.until(lambda: bench.guess.is_idle)
+    assert bench.guess.ids == ids("".join(WORDS))
+    assert sum(bench.guess.seconds) == pytest.approx(0.01 * len(WORDS))
+
+
+def test_a_draft_of_the_targets_vocabulary_is_soon_not_encoded() -> None:
+    """After 16 stretches in a row of which both had the same ids; one of 33 is compared from then on."""
+    endpoint = Words(0.001)
+
+    async def body(bench: Bench) -> None:
+        for _ in range(3):
+            await read_all_words(bench)
+
+    run(Family(WORDS), endpoint, body)
+    assert 16 < len(endpoint.texts) < 16 + len(WORDS) * 3 / 16
+
+
+def test_what_is_believed_waits_for_no_end_of_a_word() -> None:
+    """Each token is there when the draft has written it."""
+    endpoint = Words(0.1)
+
+    async def body(bench: Bench) -> None:
+        for _ in range(16):
+            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.guess.restart("", 1000)
+        for text in (" wo", " word", " words"):
+            await bench.until(partial(has_written, bench, text))
+            assert bench.guess.ids == ids(text)
+
+    def has_written(bench: Bench, text: str) -> bool:
+        return bench.background_draft.text == text
+
+    run(Family([" wo", "rd", "s"]), endpoint, body)
+    assert not endpoint.texts
+
+
+@pytest.mark.parametrize("offset", [1, 1000])
+def test_ids_of_another_vocabulary_are_never_believed(offset: int) -> None:
+    endpoint = Words(0.001)
+    run(Family(WORDS, offset), endpoint, read_all_words)
+    assert "".join(endpoint.texts) == "".join(WORDS)
+
+
+def test_a_draft_that_gets_another_vocabulary_is_found_out() -> None:
+    """Another model behind the same address: its ids are believed for a while, and what it says is wrong."""
+    draft, endpoint = Family(WORDS), Words(0.001)
+
+    async def body(bench: Bench) -> None:
+        await read_all_words(bench)
+        draft.offset = 1
+        bench.guess.restart("", 1000)
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids != ids("".join(WORDS))
+        await read_all_words(bench)
+
+    run(draft, endpoint, body)
+
+
+def test_ids_that_hold_more_than_a_stretch_are_not_taken_for_it() -> None:
+    """A space that the answer has already, and the draft repeats, is in its first token."""
+    endpoint = Words(0.001)
+
+    async def body(bench: Bench) -> None:
+        for _ in range(16):
+            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.guess.restart("x ", 1000)
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids == ids("".join(WORDS)[1:])
+
+    run(Family(WORDS), endpoint, body)
+    assert endpoint.texts[0].startswith("word0")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([" a", "b", "1 ", "\n", "é", ").", " "]), max_size=12), min_size=1, max_size=4),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_own_ids_change_nothing_but_calls(parts: list[list[str]], num_same: int, tells_all: bool) -> None:
+    """However the text is cut and however often it is asked for more, the ids are those of all of its text."""
+    texts: list[str] = []
+
+    class Parts(InParts, Family):
+        def __init__(self) -> None:
+            Family.__init__(self, [])
+            self._parts = iter([*parts, []])
+
+        @asynccontextmanager
+        async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+            async with super().draft(request, max_tokens) as pieces:
+
+                async def told() -> AsyncGenerator[DraftPiece]:
+                    async for piece in pieces:
+                        yield piece if tells_all or piece.text != "b" else piece._replace(token_ids=None)
+
+                async with aclosing(told()) as opened:
+                    yield opened
+
+    async def body(bench: Bench) -> None:
+        for _ in range(num_same):
+            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.guess.restart("x", 1000)
+        await bench.until(lambda: bench.guess.is_idle)
+        texts.append(bench.background_draft.text)
+        for _ in parts:
+            bench.background_draft.is_cut = True
+            bench.guess.extend_guess(1000)
+            await bench.until(lambda: bench.guess.is_idle)
+            texts.append(bench.background_draft.text)
+        assert bench.guess.ids == ids("".join(texts))
+
+    run(Parts(), Words(), body)
 
 
 def test_text_that_is_no_token_changes_nothing() -> None:

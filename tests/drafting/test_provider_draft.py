@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,24 @@ async def test_a_provider_that_tells_log_probabilities_tells_second_choices() ->
     assert (second.second, third.second) == (None, None)
     assert not any(piece.second for piece in await pieces_of(draft, ChatRequest.create("q")))
     assert [request.top_logprobs for request in provider.requests] == [2, None]
+
+
+async def test_a_provider_that_can_tell_token_ids_is_asked_for_them() -> None:
+    """Those of a text that comes later as well: half a character has none."""
+
+    class Telling(ScriptedProvider):
+        def stream_with_token_ids(self, request: ChatRequest) -> Any:
+            return super().stream(replace(request, extra={"ids": True}))
+
+    def tell(request: ChatRequest) -> list[StreamEvent]:
+        asks = "ids" in request.extra
+        pieces = [("", (1,)), ("é", (2,)), ("!", (3, 4))]
+        return [*(TextDelta(text, token_ids=ids if asks else None) for text, ids in pieces), Finish("stop")]
+
+    told = await pieces_of(ProviderDraft(Telling(tell)), ChatRequest.create("q"))
+    assert [(piece.text, piece.token_ids) for piece in told] == [("", (1,)), ("é", (2,)), ("!", (3, 4)), ("", None)]
+    others = await pieces_of(ProviderDraft(ScriptedProvider(tell)), ChatRequest.create("q"))
+    assert [(piece.text, piece.token_ids) for piece in others] == [("é", None), ("!", None), ("", None)]
 
 
 async def test_others_are_not_asked_for_log_probabilities() -> None:
