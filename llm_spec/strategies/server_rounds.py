@@ -300,9 +300,9 @@ class _ServerRounds:
 
     def _restart_draft_after_answer(self) -> None:
         self._scheduler.draft.record_restart(self._clock())
-        may_branch = not self._is_read_from_scores
-        self._background_draft.wants_second_choices = (
-            may_branch and self._pair_stats.rows.second_tokens.is_worth_requesting
+        rows, may_branch = self._pair_stats.rows, not self._is_read_from_scores
+        self._background_draft.wants_second_choices = (  # none has a row before a call was measured
+            may_branch and rows.is_measured and rows.second_tokens.is_worth_requesting
         )
         self._encoded_draft.restart(self._answer.text, _DRAFT_TOKENS)
 

@@ -17,7 +17,7 @@ from strategies.test_row_scheduler import STEP_S, Run, paced
 from llm_spec import ChatRequest, DraftCapabilities, DraftPiece, SecondChoice
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.encoded_draft import SecondToken
-from llm_spec.row_stats import SecondTokenStats
+from llm_spec.row_stats import RowCallStats, SecondTokenStats
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies import row_scheduler, server_rounds
 from llm_spec.strategies.row_scheduler import Branch, ConfirmedToken, RowCall, RowDecision, RowScheduler
@@ -298,3 +298,12 @@ def test_greedy_text_is_the_same_with_second_choices(followed: list[int]) -> Non
     assert run_virtual(text(draft)) == "".join("ba"[n % 2] for n in range(120))
     assert draft.num_asked
     assert followed
+
+
+def test_none_are_requested_before_a_call_of_rows_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could not have a row, and a vLLM stands still for seconds when it first tells log-probabilities."""
+    monkeypatch.setattr(RowCallStats, "is_measured", False)
+    draft: Any = UnsureDraft("aab")
+    request = ChatRequest.create("tell", temperature=1.0, max_tokens=60)
+    assert len(run_virtual(sampled_text(PacedTarget(1), request, draft))) == 60
+    assert draft.num_asked == 0
