@@ -139,6 +139,7 @@ class EncodedDraft:
             self._num_encoded_characters = end
             self._shared_vocabulary.add_believed()
             self._take_in(believed_ids, self._measure_drafting_s(start, end), self._list_second_texts(start, end))
+            self._news()
             return
         text = self._text[start:]
         self._count_open_words(text, length)

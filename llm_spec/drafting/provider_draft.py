@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, SecondChoice
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
@@ -145,10 +145,20 @@ def _strip_target_fields(request: ChatRequest) -> ChatRequest:
 
 
 async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
+    held_ids: list[int] = []  # that had no text yet, as the first half of a character
+    is_known = True  # whether they are of nothing but the next text
     async for event in events:
         match event:
-            case TextDelta(text=text, token_ids=token_ids) if text or token_ids:
-                yield DraftPiece(text, token_ids, second=_find_second_choice(event))
+            case TextDelta(text="", token_ids=token_ids):
+                held_ids += token_ids or ()
+            case TextDelta(text=text, token_ids=token_ids):
+                is_known = is_known and token_ids is not None
+                yield DraftPiece(
+                    text, (*held_ids, *(token_ids or ())) if is_known else None, second=_find_second_choice(event)
+                )
+                held_ids, is_known = [], True
+            case ReasoningDelta():
+                is_known = False
             case Finish():
                 yield DraftPiece("", finish_reason=event.finish_reason, usage=event.usage)
             case _:

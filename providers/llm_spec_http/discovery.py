@@ -325,7 +325,9 @@ class _FeatureProbe:
     def mark_missing(self) -> None:
         """It is not there, or not any more."""
         finding = self._finding
-        if not self.is_missing:
+        if self.is_missing and self.is_due:  # still: it is asked for later and later
+            self._set_finding(is_supported=False)
+        elif not self.is_missing:
             if finding.found_at_s is None or now() - finding.found_at_s > finding.pause_s:
                 finding.pause_s = 0.0
             self._set_finding(is_supported=False)

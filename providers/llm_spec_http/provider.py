@@ -112,7 +112,7 @@ class HttpProvider:
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         tokens = self._features.get_untried_token_endpoint()
-        if tokens is None:
+        if tokens is None or request.raw:
             return self.stream(request)
         return self._features.pace_trial_by_stream(
             tokens.stream_chat_trying_token_ids(request, on_refusal=self._features.mark_token_ids_missing),

@@ -17,6 +17,7 @@ from llm_spec import (
     Finish,
     InvalidRequestError,
     ProviderDraft,
+    ReasoningDelta,
     StreamEvent,
     TextDelta,
     TokenLogprob,
@@ -109,9 +110,17 @@ async def test_a_provider_that_can_tell_token_ids_is_asked_for_them() -> None:
         return [*(TextDelta(text, token_ids=ids if asks else None) for text, ids in pieces), Finish("stop")]
 
     told = await pieces_of(ProviderDraft(Telling(tell)), ChatRequest.create("q"))
-    assert [(piece.text, piece.token_ids) for piece in told] == [("", (1,)), ("é", (2,)), ("!", (3, 4)), ("", None)]
+    assert [(piece.text, piece.token_ids) for piece in told] == [("é", (1, 2)), ("!", (3, 4)), ("", None)]
     others = await pieces_of(ProviderDraft(ScriptedProvider(tell)), ChatRequest.create("q"))
     assert [(piece.text, piece.token_ids) for piece in others] == [("é", None), ("!", None), ("", None)]
+
+
+async def test_ids_of_no_text_are_not_taken_for_a_texts() -> None:
+    """Those of reasoning, and of the answer's end, which is no token that was drafted."""
+    events = [ReasoningDelta("hm"), TextDelta("", token_ids=(7,)), TextDelta(" a", token_ids=(1,))]
+    events += [TextDelta(" b", token_ids=(2,)), TextDelta("", token_ids=(9,)), Finish("stop")]
+    pieces = await pieces_of(ProviderDraft(ScriptedProvider(events)), ChatRequest.create("q"))
+    assert [(piece.text, piece.token_ids) for piece in pieces] == [(" a", None), (" b", (2,)), ("", None)]
 
 
 async def test_others_are_not_asked_for_log_probabilities() -> None:
