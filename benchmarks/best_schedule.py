@@ -318,8 +318,7 @@ def measure_cell(costs: Costs) -> Cell:
         ours=len(seeds) * NUM_TOKENS / sum(judged.seconds.values()),
         best=measure_schedule(costs, schedule, seeds),
         limit=limit_tokens_per_second(costs, seeds),
-        early=sum(run_schedule(costs, PLAIN, draw_misses(costs.agreement, seed)) for seed in LEARNING_SEEDS)
-        / judged.learning_s,
+        early=len(LEARNING_SEEDS) * NUM_TOKENS / judged.learning_s / measure_schedule(costs, PLAIN, LEARNING_SEEDS),
         schedule=schedule,
     )
 
@@ -338,11 +337,8 @@ def print_ratios(title: str, cells: Sequence[Cell]) -> None:
     ratios, early = [cell.ratio for cell in cells], [cell.early for cell in cells]
     if ratios:
         near = sum(ratio >= NEAR for ratio in ratios)
-        print(
-            f"{title:20} median {statistics.median(ratios):.2f} worst {min(ratios):.2f}, {near} of {len(cells)} near",
-            end=" ",
-        )
-        print(f"early median {statistics.median(early):.2f} worst {min(early):.2f}")
+        figures = f"median {statistics.median(ratios):.2f} worst {min(ratios):.2f}, {near} of {len(cells)} near"
+        print(f"{title:20} {figures}, early median {statistics.median(early):.2f} worst {min(early):.2f}")
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ class DraftPiece(NamedTuple):
     """The next piece of a draft; the last one has a `finish_reason`.
 
     `token_ids`: those of the draft's own vocabulary, where it knows them. Those without a text, as the first half of a
-    character, belong to the text that follows. Where they are the target's ids too, its tokenizer is not asked.
+    character, belong to the text that follows. Where they are the target's ids too, its tokenizer is not called.
 
     `is_free`: no model wrote it, though others of the same draft may be a model's. `second`: what the draft would have
     written instead, of a piece that is one token.

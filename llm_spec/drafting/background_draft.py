@@ -219,9 +219,8 @@ class _DraftRun:
         self._second_choices.append(piece.second)
         self._token_ids.append(piece.token_ids)
         if self._index is not None:
-            self._index.update_last_text_partly(
-                self.written_text, len(piece.text) + 1
-            )  # the piece before may have grown
+            num_changed = len(piece.text) + 1  # the piece before may have grown
+            self._index.update_last_text_partly(self.written_text, num_changed)
 
     def find_token_ids(self, start: int, end: int) -> list[int] | None:
         """Its own ids of a stretch of what it wrote; None: it does not tell them, or they are not just this stretch's.

@@ -77,7 +77,7 @@ class EncodedDraft:
         self._shared_vocabulary = shared_vocabulary
         self._news = changed
         self._base_text = ""  # the answer where the draft was last restarted
-        self._open_text = ""  # the end of what it wrote before it was asked for more: what follows may belong to it
+        self._open_text = ""  # the end of what it wrote in the call before: what follows may belong to it
         self._open_text_s = 0.0  # that the draft took for it
         self._num_encoded_characters = 0  # characters of `_text`
         self._early_ids: list[int] = []  # confirmed tokens that the draft has yet to come to
@@ -96,11 +96,14 @@ class EncodedDraft:
 
         Of one that was cut short, the last word may be not: it may go on.
         """
-        return self._background_draft.ended and not self._encodings and not self._count_encodable_characters()
+        if not self._background_draft.ended or self._encodings:
+            return False
+        end, _ = self._find_next_stretch()
+        return end == self._num_encoded_characters
 
     @property
     def _text(self) -> str:
-        """What the draft says, from where it was last asked for more."""
+        """What the draft says, from where its last call began, with what is open of the one before."""
         return self._open_text + self._background_draft.text
 
     @property
@@ -133,19 +136,19 @@ class EncodedDraft:
         """Take in what the draft has written."""
         if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
             return
-        start, length = self._num_encoded_characters, self._count_encodable_characters()
-        end = start + length
-        if believed_ids := self._find_believed_ids(end):
+        start = self._num_encoded_characters
+        end, believed_ids = self._find_next_stretch()
+        if believed_ids:
             self._num_encoded_characters = end
             self._shared_vocabulary.add_believed()
             self._take_in(believed_ids, self._measure_drafting_s(start, end), self._list_second_texts(start, end))
             self._news()
             return
         text = self._text[start:]
-        self._count_open_words(text, length)
-        if length:
+        self._count_open_words(text, end - start)
+        if end > start:
             self._num_encoded_characters = end
-            task = asyncio.ensure_future(self._endpoint.encode(text[:length]))
+            task = asyncio.ensure_future(self._endpoint.encode(text[: end - start]))
             task.add_done_callback(self._collect_finished_encodings)
             self._encodings.append(
                 _PendingEncoding(
@@ -179,22 +182,20 @@ class EncodedDraft:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _count_encodable_characters(self) -> int:
-        """How much more of `_text` can be taken in now: all, where nothing can follow it, or its ids are known."""
-        draft, start = self._background_draft, self._num_encoded_characters
-        text = self._text[start:]
-        if self._find_believed_ids(start + len(text)):
-            return len(text)
-        length = self._find_encodable_length(text)
-        is_whole = not draft.is_cut or draft.is_exhausted
-        # a draft that writes nothing but one endless word is not asked for more of it
-        return len(text) if draft.ended and (is_whole or start + length == 0) else length
+    def _find_next_stretch(self) -> tuple[int, list[int] | None]:
+        """Where in `_text` that ends which can be taken in now, and its ids, if the draft's own are believed.
 
-    def _find_believed_ids(self, end: int) -> list[int] | None:
-        """The draft's own ids of all that is not encoded of `_text[:end]`, where they may be taken for the target's."""
-        if self._encodings or not self._shared_vocabulary.is_believed:
-            return None
-        return self._find_own_ids(self._num_encoded_characters, end)
+        It is all of the text where nothing can follow, or where its ids are believed.
+        """
+        draft, start, text = self._background_draft, self._num_encoded_characters, self._text
+        if self._shared_vocabulary.is_believed and not self._encodings:
+            believed_ids = self._find_own_ids(start, len(text))
+            if believed_ids:
+                return len(text), believed_ids
+        end = start + self._find_encodable_length(text[start:])
+        is_whole = not draft.is_cut or draft.is_exhausted
+        is_endless_word = end == 0  # the draft wrote nothing else, and would never come to an end of it
+        return len(text) if draft.ended and (is_whole or is_endless_word) else end, None
 
     def _find_own_ids(self, start: int, end: int) -> list[int] | None:
         """Those of `_text[start:end]`, which nothing of an earlier call belongs to."""

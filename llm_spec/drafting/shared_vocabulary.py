@@ -1,7 +1,7 @@
 """SharedVocabularyStats: whether a draft's own token ids are the target's.
 
 Two models of one family have one vocabulary, and nothing tells so: it shows in ids of the same text. A draft whose ids
-are used without asking the target's tokenizer is ready a round trip sooner, and does not wait for a word's end. What is
+are used without the target's tokenizer is ready a round trip sooner, and does not wait for a word's end. What is
 assumed wrongly is a wrong guess, no more.
 """
 
@@ -28,7 +28,7 @@ class SharedVocabularyStats:
         return self._num_same >= _MIN_SAME and self._num_uncompared < _MAX_UNCOMPARED
 
     def add_comparison(self, *, has_same: bool) -> None:
-        """The target's own tokenizer has encoded a stretch, whose ids the draft had told."""
+        """The target's own tokenizer has encoded a stretch of which the draft gave its ids."""
         self._num_same = self._num_same + 1 if has_same else 0
         self._num_uncompared = 0
 

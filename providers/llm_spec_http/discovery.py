@@ -325,12 +325,12 @@ class _FeatureProbe:
     def mark_missing(self) -> None:
         """It is not there, or not any more."""
         finding = self._finding
-        if self.is_missing and self.is_due:  # still: it is asked for later and later
-            self._set_finding(is_supported=False)
-        elif not self.is_missing:
-            if finding.found_at_s is None or now() - finding.found_at_s > finding.pause_s:
-                finding.pause_s = 0.0
-            self._set_finding(is_supported=False)
+        if self.is_known_missing:
+            return
+        was_missing = self.is_missing  # then the pause doubles
+        if not was_missing and (finding.found_at_s is None or now() - finding.found_at_s > finding.pause_s):
+            finding.pause_s = 0.0
+        self._set_finding(is_supported=False)
 
     def forget_finding(self) -> None:
         """Nothing is known of it any more."""

@@ -424,6 +424,23 @@ class Family(Pieces):
 WORDS = [f" word{n}" for n in range(100)]
 
 
+def test_whoever_waits_is_woken_by_what_is_believed() -> None:
+    """Also where the draft has ended before, and nothing else will happen."""
+
+    async def body(bench: Bench) -> None:
+        for _ in range(16):
+            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.guess.restart("", 1000)
+        await asyncio.sleep(10)
+        assert bench.background_draft.ended
+        bench.changed.clear()
+        bench.guess.encode_new_text()
+        assert bench.guess.ids == ids("".join(WORDS))
+        assert bench.changed.is_set()
+
+    run(Family(WORDS), Words(), body)
+
+
 async def read_all_words(bench: Bench) -> None:
     bench.guess.restart("", 1000)
     await bench.until(lambda: bench.guess.is_idle)

@@ -24,6 +24,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.contract.endpoint import Feature
+from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
 
@@ -150,6 +151,40 @@ async def test_a_server_that_refuses_to_tell_ids_is_asked_without() -> None:
         async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
             result = await decoder.decode("q", temperature=0.0)
         assert (result.content, result.guarantee, result.plain_reason) == (ANSWER, "exact", "target")
+
+
+async def test_a_draft_whose_server_refuses_to_tell_ids_asks_for_them_ever_more_rarely(clock: Clock) -> None:
+    """Nobody tries what its server can do: the refusals alone are remembered."""
+    num_refused = 0
+
+    def refused(_: str, body: Json, __: Any) -> Json:
+        nonlocal num_refused
+        if "return_token_ids" in body:
+            num_refused += 1
+            raise InvalidRequestError("Extra inputs are not permitted: body.return_token_ids")
+        return body
+
+    server = Odd()
+    server.on_request = refused
+    async with server, opened(server) as provider:
+        draft, pauses, since_s = ProviderDraft(provider), list[float](), clock.now_s
+        while len(pauses) < 6:
+            before = num_refused
+            async with draft.draft(ChatRequest.create("q"), 3) as pieces:
+                assert "".join([piece.text async for piece in pieces])
+            if num_refused > before:
+                pauses.append(clock.now_s - since_s)
+                since_s = clock.now_s
+            clock.now_s += 10.0
+    assert pauses == [0, 60, 120, 240, 480, 960]
+
+
+async def test_raw_requests_are_no_chat() -> None:
+    """A text that is to be gone on from as it is has an endpoint of its own, with ids or without."""
+    async with ScriptedModelServer(ANSWER) as server, opened(server) as provider:
+        async with ProviderDraft(provider).draft(ChatRequest.create("def f", raw=True), 3) as pieces:
+            assert "".join([piece.text async for piece in pieces])
+        assert server.paths == ["/v1/completions"]
 
 
 async def test_concurrent_first_requests_share_it() -> None:
