@@ -111,12 +111,12 @@ async def test_a_draft_tells_the_ids_of_what_it_writes(target: LlmProvider, opti
         draft = open_draft(f"vllm:double@{url}")
         pieces = [piece for piece in await read_pieces(draft, ChatRequest.create(PROMPT)) if piece.text]
         await draft.aclose()
-    told = [None if piece.token_ids is None else list(piece.token_ids) for piece in pieces]
-    assert told == ([None] * len(pieces) if options else [await endpoint.encode(piece.text) for piece in pieces])
+    given = [None if piece.token_ids is None else list(piece.token_ids) for piece in pieces]
+    assert given == ([None] * len(pieces) if options else [await endpoint.encode(piece.text) for piece in pieces])
 
 
 async def test_a_draft_tells_its_ids_beside_second_choices() -> None:
-    """Both are asked for in one call."""
+    """Both are requested in one call."""
     request = ChatRequest.create(PROMPT, temperature=0.0, top_logprobs=2)
     with start_double("--agreement=0.5", "--second-choices=1.0") as telling:
         draft = open_draft(f"vllm:double@{telling}")

@@ -345,8 +345,8 @@ class InParts(Pieces):
     ("parts", "whole"),
     [
         ([["a", " b", " wor"], ["ld", " is", "."]], "a b world is."),  # within a word
-        ([["a ", "b "], ["world ", "is"]], "a b world is"),  # behind the space that belongs to the next one
-        ([["a", " b", "\n"], ["\n\n", "c"]], "a b\n\nc"),  # it is asked without whitespace at the end, and repeats it
+        ([["a ", "b "], ["world ", "is"]], "a b world is"),  # after the space that belongs to the next one
+        ([["a", " b", "\n"], ["\n\n", "c"]], "a b\n\nc"),  # its prompt ends without whitespace, which it repeats
     ],
 )
 def test_no_word_is_cut_where_the_draft_was(parts: list[list[str]], whole: str) -> None:
@@ -369,7 +369,7 @@ def test_no_word_is_cut_where_the_draft_was(parts: list[list[str]], whole: str) 
 
 
 def test_a_word_without_an_end_is_not_waited_for() -> None:
-    """A draft that repeats one sign for good would be asked for more and more, and nothing of it would be sent."""
+    """More and more would be requested of a draft that repeats one sign for good, and nothing of it would be sent."""
     draft = Pieces(["!"] * 100)
 
     async def body(bench: Bench) -> None:
@@ -410,14 +410,14 @@ class Family(Pieces):
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with super().draft(request, max_tokens) as pieces:
 
-            async def told() -> AsyncGenerator[DraftPiece]:
+            async def add_ids() -> AsyncGenerator[DraftPiece]:
                 async for piece in pieces:
                     token_ids = tuple(ord(sign) + self.offset for sign in piece.text)
                     for token_id in token_ids[:-1]:
                         yield DraftPiece("", (token_id,))
                     yield piece._replace(token_ids=token_ids[-1:] if token_ids else None)
 
-            async with aclosing(told()) as opened:
+            async with aclosing(add_ids()) as opened:
                 yield opened
 
 
@@ -487,7 +487,7 @@ def test_ids_of_another_vocabulary_are_never_believed(offset: int) -> None:
 
 
 def test_a_draft_that_gets_another_vocabulary_is_found_out() -> None:
-    """Another model behind the same address: its ids are believed for a while, and what it says is wrong."""
+    """Another model at the same address: its ids are believed for a while, and what it says is wrong."""
     draft, endpoint = Family(WORDS), Words(0.001)
 
     async def body(bench: Bench) -> None:
@@ -523,7 +523,7 @@ def test_ids_that_hold_more_than_a_stretch_are_not_taken_for_it() -> None:
     st.booleans(),
 )
 def test_own_ids_change_nothing_but_calls(parts: list[list[str]], num_same: int, tells_all: bool) -> None:
-    """However the text is cut and however often it is asked for more, the ids are those of all of its text."""
+    """However the text is cut and however often more of it is requested, the ids are those of all of its text."""
     texts: list[str] = []
 
     class Parts(InParts, Family):
@@ -535,11 +535,11 @@ def test_own_ids_change_nothing_but_calls(parts: list[list[str]], num_same: int,
         async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
             async with super().draft(request, max_tokens) as pieces:
 
-                async def told() -> AsyncGenerator[DraftPiece]:
+                async def add_ids() -> AsyncGenerator[DraftPiece]:
                     async for piece in pieces:
                         yield piece if tells_all or piece.text != "b" else piece._replace(token_ids=None)
 
-                async with aclosing(told()) as opened:
+                async with aclosing(add_ids()) as opened:
                     yield opened
 
     async def body(bench: Bench) -> None:

@@ -109,8 +109,8 @@ async def test_a_provider_that_can_tell_token_ids_is_asked_for_them() -> None:
         pieces = [("", (1,)), ("é", (2,)), ("!", (3, 4))]
         return [*(TextDelta(text, token_ids=ids if asks else None) for text, ids in pieces), Finish("stop")]
 
-    told = await pieces_of(ProviderDraft(Telling(tell)), ChatRequest.create("q"))
-    assert [(piece.text, piece.token_ids) for piece in told] == [("é", (1, 2)), ("!", (3, 4)), ("", None)]
+    given = await pieces_of(ProviderDraft(Telling(tell)), ChatRequest.create("q"))
+    assert [(piece.text, piece.token_ids) for piece in given] == [("é", (1, 2)), ("!", (3, 4)), ("", None)]
     others = await pieces_of(ProviderDraft(ScriptedProvider(tell)), ChatRequest.create("q"))
     assert [(piece.text, piece.token_ids) for piece in others] == [("é", None), ("!", None), ("", None)]
 
