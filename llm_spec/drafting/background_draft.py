@@ -104,14 +104,14 @@ class BackgroundDraft:
     def restart(self, answer: str, num_tokens: int) -> None:
         """Guess `num_tokens` tokens of what follows `answer`, the text since the request's own prefix."""
         self.text = ""
-        if self.is_exhausted:
-            self.ended = True
-            return
         if self._run is not None and not self._continues:
             self._run.align_with_answer(self._request.prefix + answer)
             self._publish_text(self._run)
             return
         self._cancel_current_run()
+        if self.is_exhausted:
+            self.ended = True
+            return
         self.ended = self.is_cut = self.is_complete = False
         prefix = self._request.prefix + answer
         run = _DraftRun(prefix if self._continues else "", writes_once=not self._continues)

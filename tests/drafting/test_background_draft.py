@@ -272,6 +272,30 @@ def test_max_tokens_bound_a_draft_that_writes_on() -> None:
     run(check())
 
 
+@pytest.mark.parametrize(("continues", "left"), [(True, ""), (False, " four five")])
+def test_a_restart_when_all_was_drafted(continues: bool, left: str) -> None:
+    """What follows an earlier answer is forgotten, also where its call ends later; one text for all is realigned."""
+
+    class SlowToClose(Draft):
+        @asynccontextmanager
+        async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+            async with super().draft(request, max_tokens) as pieces:
+                yield pieces
+                await asyncio.sleep(0.5)
+
+    async def check() -> None:
+        feeding = Feeding(SlowToClose(following(TEXT), continues_prefix=continues), max_tokens=5)
+        feeding.background_draft.restart("", 30)
+        await asyncio.sleep(0.1)
+        assert (feeding.background_draft.is_exhausted, feeding.background_draft.ended) == (True, False)
+        feeding.background_draft.restart("one two three", 30)
+        await asyncio.sleep(1)
+        assert (feeding.background_draft.text, feeding.background_draft.ended) == (left, True)
+        await closed(feeding)
+
+    run(check())
+
+
 def test_no_tokens_at_all() -> None:
     """`max_tokens=0`: the draft is never asked."""
 
