@@ -6,7 +6,8 @@
 
 `llama.cpp` is a loop over llama.cpp's functions without this library: its default cache, its own sampler. `llama-cpp`
 and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
-contenders answer each prompt in turn, in an order that rotates. Prompts are those of `torch_chat.py`: `copy` ones ask
+contenders answer each prompt in turn, in an order that rotates, and compute in one thread: where two threads of a
+process call OpenMP, passes of either are slower. Prompts are those of `torch_chat.py`: `copy` ones ask
 for text that repeats theirs (edits, quotes, JSON), `open` ones are questions. `--document-tokens` puts about so many
 before each. Figures are tokens a second over whole answers, reading of prompts included, and for each prompt the ratio
 of the times for a token: of whole answers, and of what follows the first piece, which no reading is part of. `same`
@@ -43,6 +44,7 @@ from llm_spec import (
     SuffixDraft,
     TextDelta,
 )
+from llm_spec.provider_kit import run_pass
 
 llama: Any = importlib.import_module("llama_cpp.llama_cpp")
 Llama: Any = importlib.import_module("llama_cpp").Llama
@@ -108,7 +110,7 @@ def make_llama_cpp(path: Path, model: GgufModel, threads: int, context: int) -> 
         prompt_ids = model.tokenizer.encode_chat(request)
         max_tokens, temperature = request.max_tokens or 1, request.sampling.temperature or 0.0
         token_ids = loop.answer(prompt_ids, temperature, max_tokens, model.tokenizer.eos_token_ids)
-        return time_answer(token_ids, model, started)
+        return run_pass(lambda: time_answer(token_ids, model, started), num_threads=threads)
 
     return answer
 
@@ -122,7 +124,8 @@ def make_llama_class(path: Path, model: GgufModel, threads: int, context: int, *
         started = read_clock()
         prompt_ids = model.tokenizer.encode_chat(request)
         token_ids = llama_class.generate(prompt_ids, temp=0.0, reset=True, repeat_penalty=1.0)
-        return time_answer(itertools.islice(token_ids, request.max_tokens), model, started)
+        first_ids = itertools.islice(token_ids, request.max_tokens)
+        return run_pass(lambda: time_answer(first_ids, model, started), num_threads=threads)
 
     return answer
 

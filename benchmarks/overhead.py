@@ -258,8 +258,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", choices=("plain", "race", "probe"), help="show where the time goes instead")
     arguments = parser.parse_args()
-    if arguments.print_profile is not None:
-        print_profile(arguments.print_profile, arguments.tokens)
+    if arguments.profile is not None:
+        print_profile(arguments.profile, arguments.tokens)
         return
     told = measure_in_process(arguments.tokens, arguments.repeats)
     told += measure_rounds(600, arguments.repeats)

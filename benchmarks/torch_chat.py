@@ -6,8 +6,9 @@
 
 FOLDER holds a small instruct model, such as SmolLM2-135M-Instruct. Ten prompts ask for copies (edits, quotes, JSON; the
 package's own prompts), ten are open questions. Each number of threads has a process of its own, and so has each side
-whose loading is measured. All contenders answer a prompt one after another, in an order that rotates; of the repeats
-the fastest counts. In each repeat drafts and what a decoder has learned begin anew, and last from prompt to prompt.
+whose loading is measured. All contenders answer a prompt one after another, in an order that rotates, and compute in
+one thread: where two threads of a process call OpenMP, passes of either are slower. Of the repeats the fastest counts.
+In each repeat drafts and what a decoder has learned begin anew, and last from prompt to prompt.
 
 Times are those of whole answers, prompt reading included. A ratio is that of seconds a token, prompt by prompt: first
 to transformers' plain decoding, then to the same side's. Same: answers that are the same side's plain ones.
@@ -32,6 +33,7 @@ from chat_prompts import make_chat_prompts
 from llm_spec_torch import TorchModel, TorchProvider
 
 from llm_spec import CascadeDraft, ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
+from llm_spec.provider_kit import call_in_own_thread, run_pass
 
 transformers: Any = importlib.import_module("transformers")  # of which little is typed
 
@@ -62,8 +64,12 @@ def make_transformers_contender(model: Any, tokenizer: Any, **options: Any) -> C
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        with torch.inference_mode():
-            out = model.generate(**inputs, max_new_tokens=request.max_tokens, **sampling, **options)
+
+        @torch.inference_mode()
+        def generate() -> Any:
+            return model.generate(**inputs, max_new_tokens=request.max_tokens, **sampling, **options)
+
+        out = run_pass(generate, num_threads=torch.get_num_threads())
         new_ids = out[0, inputs["input_ids"].shape[1] :]
         text: str = tokenizer.decode(new_ids, skip_special_tokens=True)
         return Answer(len(new_ids), time.perf_counter() - started, text)
@@ -167,7 +173,7 @@ def measure_loading(side: str, folder: Path, threads: int) -> None:
 def compare(arguments: argparse.Namespace, threads: int) -> None:
     """All tables of one number of threads."""
     torch.set_num_threads(threads)
-    hf = load_transformers(arguments.folder)
+    hf = call_in_own_thread(lambda: load_transformers(arguments.folder))
     exact = TorchModel(arguments.folder, device="cpu", max_requests=1)
     loose = TorchModel(arguments.folder, device="cpu", max_requests=1, exact=False)
     print(f"widths of equal bits: {list(exact.pass_widths)}" if exact.same_text else "no widths of equal bits")

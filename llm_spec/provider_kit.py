@@ -38,6 +38,7 @@ Local models
 - `prefill_prompt`: reads a prompt into a session, piece by piece.
 - `TokenModelProvider`: the provider around a token model; a provider of your own inherits from it.
 - `count_usable_cores`: cores that this process may use.
+- `run_pass`: where a forward pass runs that several threads compute; `call_in_own_thread`: what else they compute.
 - `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
 
 Sampling on a device
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from llm_spec.model_folder.tokenizer import FolderTokenizer
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
     from llm_spec.openai_logprobs import build_logprob_fields
+    from llm_spec.pass_threads import run_pass
     from llm_spec.prefill import prefill_prompt
     from llm_spec.query_options import parse_query_options
     from llm_spec.session_affinity import get_session_headers
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from llm_spec.tokens.philox import philox4x32
     from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
     from llm_spec.tools import find_constrained_part, find_message_parts
+    from llm_spec.worker import call_in_own_thread
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -99,6 +102,7 @@ __all__ = [
     "StoppedBy",
     "TokenModelProvider",
     "build_logprob_fields",
+    "call_in_own_thread",
     "check_number",
     "count_usable_cores",
     "dumps",
@@ -120,6 +124,7 @@ __all__ = [
     "prefill_prompt",
     "read_json",
     "read_stream_error_status",
+    "run_pass",
 ]
 
 _NAMES_BY_MODULE: Final = {
@@ -137,6 +142,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds has_finish_reason parse_finish_reason",
     "llm_spec.openai_logprobs": "build_logprob_fields",
+    "llm_spec.pass_threads": "run_pass",
     "llm_spec.prefill": "prefill_prompt",
     "llm_spec.query_options": "parse_query_options",
     "llm_spec.session_affinity": "get_session_headers",
@@ -147,6 +153,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.tokens.philox": "philox4x32",
     "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
     "llm_spec.tools": "find_constrained_part find_message_parts",
+    "llm_spec.worker": "call_in_own_thread",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from llm_spec._iterators import as_closable_generator
 
-__all__ = ["admitted_threads", "call_on_deep_stack", "iterate_in_thread"]
+__all__ = ["admitted_threads", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
 
 T = TypeVar("T")
 
@@ -33,12 +33,27 @@ _STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far 
 _deep_call = threading.Lock()
 
 
+def call_in_own_thread(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, called in a thread that ends with it: see `pass_threads.py`."""
+    return _start_call(function, "llm_spec_load").result()
+
+
 def call_on_deep_stack(function: Callable[[], T]) -> T:
     """What `function` returns or raises, called in a thread with 128 MiB of stack; one call at a time.
 
     `threading.stack_size` is the process's. A thread that another part of it starts just then gets as much, which costs
     it addresses alone.
     """
+    with _deep_call:
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            call = _start_call(function, "llm_spec_deep")
+        finally:
+            threading.stack_size(usual_bytes)
+        return call.result()
+
+
+def _start_call(function: Callable[[], T], name: str) -> Future[T]:
     result: Future[T] = Future()
 
     def run_and_send() -> None:
@@ -47,15 +62,8 @@ def call_on_deep_stack(function: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
             result.set_exception(error)
 
-    with _deep_call:
-        thread = threading.Thread(target=run_and_send, name="llm_spec_deep", daemon=True)
-        usual_bytes = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(usual_bytes)
-        thread.join()
-    return result.result()
+    threading.Thread(target=contextvars.copy_context().run, args=(run_and_send,), name=name, daemon=True).start()
+    return result
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import ModelLoadError, TargetError
+from llm_spec.provider_kit import run_pass
 
 __all__ = ["PASS_TOKENS", "KeyType", "LlamaContext", "LlamaModel", "llama"]
 
@@ -119,6 +121,7 @@ class LlamaContext:
         num_sequences: int = 1,
     ) -> None:
         self._model = model  # it must live as long
+        self._threads = threads
         self.capacity = capacity
         parameters = llama.llama_context_default_params()
         parameters.n_ctx = capacity
@@ -154,7 +157,7 @@ class LlamaContext:
         self._is_output[:count] = 0
         self._is_output[count - num_rows : count] = 1
         self._batch.n_tokens = count
-        status = llama.llama_decode(self._pointer, self._batch)
+        status = run_pass(partial(llama.llama_decode, self._pointer, self._batch), num_threads=self._threads)
         if status != 0:
             raise TargetError(f"llama.cpp could not read {count} tokens (llama_decode returned {status})")
         logits: NDArray[np.float32] = np.ctypeslib.as_array(

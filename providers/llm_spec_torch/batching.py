@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from llm_spec_torch.caches import CachePool, CacheSlot
-from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
+from llm_spec_torch.device_errors import make_not_finite_error, run_pass_on_device
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.pass_queue import FloatArray, ForwardPass, PassQueue, PassResult, PassRunner
 from llm_spec_torch.session import ForwardRunner
@@ -109,8 +109,7 @@ class BatchedPassRunner:
             slots = range(min(indices), max(indices) + 1)
         width = self._fixed_width or max(one.width for one in passes)
         device = self._network.embedding.device
-        with run_on_device(self._name, device):
-            return self._run_batch(passes, slots, width, device)
+        return run_pass_on_device(self._name, device, lambda: self._run_batch(passes, slots, width, device))
 
     # ------------------------------------------------------------------------------------------ inside
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llm_spec_torch.caches import CachePool
-from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
+from llm_spec_torch.device_errors import make_not_finite_error, run_pass_on_device
 from llm_spec_torch.network import SequenceRows, TransformerNetwork
 from llm_spec_torch.pass_queue import ForwardPass, PassResult
 from llm_spec_torch.shape import PassShape, pad_to_next
@@ -44,21 +44,23 @@ class JoinedPassRunner:
         return self._row_counts[-1]
 
     def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
-        with run_on_device(self._name, self._network.embedding.device):
-            sequences = [
-                SequenceRows(
-                    index=one.slot.index,
-                    token_ids=one.token_ids,
-                    position=len(one.slot.token_ids),
-                    width=one.width,
-                    num_keys=one.num_keys,
-                )
-                for one in passes
-            ]
-            num_tokens = sum(len(one.token_ids) for one in passes)
-            num_rows = pad_to_next(self._row_counts, num_tokens)
-            states = self._network.compute_joined_hidden_states(sequences, self._cache, num_rows)
-            return self._split_logits(passes, states)
+        return run_pass_on_device(self._name, self._network.embedding.device, lambda: self._run_joined(passes))
+
+    def _run_joined(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
+        sequences = [
+            SequenceRows(
+                index=one.slot.index,
+                token_ids=one.token_ids,
+                position=len(one.slot.token_ids),
+                width=one.width,
+                num_keys=one.num_keys,
+            )
+            for one in passes
+        ]
+        num_tokens = sum(len(one.token_ids) for one in passes)
+        num_rows = pad_to_next(self._row_counts, num_tokens)
+        states = self._network.compute_joined_hidden_states(sequences, self._cache, num_rows)
+        return self._split_logits(passes, states)
 
     def _split_logits(self, passes: Sequence[ForwardPass], states: Tensor) -> list[PassResult]:
         logits = self._network.compute_logits(states)

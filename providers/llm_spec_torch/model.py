@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llm_spec import ConfigError, ModelLoadError, Sampling, TokenModel
-from llm_spec.provider_kit import FolderTokenizer, read_json
+from llm_spec.provider_kit import FolderTokenizer, call_in_own_thread, read_json
 from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token
@@ -27,7 +28,7 @@ from llm_spec_torch.checkpoint import (
     return_freed_memory_to_system,
 )
 from llm_spec_torch.checks import check_logits_match, compute_transformers_logits, make_fixed_token_ids
-from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
+from llm_spec_torch.device_errors import make_not_finite_error, run_on_device, run_pass_on_device
 from llm_spec_torch.fair_semaphore import FairSemaphore
 from llm_spec_torch.joining import MAX_JOINED_ROWS, JoinedPassRunner, find_joined_row_counts
 from llm_spec_torch.kept_findings import AgreeingWidthsCacheFile, describe_cpu_for_kernels, describe_model_for_kernels
@@ -80,30 +81,14 @@ class TorchModel:
         self._options = options
         self._places = FairSemaphore(self.max_requests)
         self._engines = RoundEnginePool()
-        try:
-            if module is None:
-                module = load_transformers_module(folder, self.dtype, self.device, options.get("layers"))
-                self._load_network(module, map_embedding(folder, module.get_input_embeddings().weight.detach()))
-            else:
-                self._load_network(module)
-        except torch.OutOfMemoryError as error:
-            raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
-        return_freed_memory_to_system()
-        if self.tokenizer.vocab_size > self.vocab_size:
-            raise ModelLoadError(
-                f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
-                f"{self.vocab_size}; the two belong to different models"
-            )
-        self._find_exact_pass_shape()
-        self._joined_row_counts = self._find_joined_row_counts()
-        self._batching = self._make_batching()
+        call_in_own_thread(partial(self._load, folder, module))
 
     def make_early_exit_draft(self, layers: int) -> TorchModel:
         """A draft of this model's own first layers, followed by its last norm and head: no weights of its own."""
         if not 1 <= layers < len(self._network.layers):
             raise ConfigError(f"layers is {layers}; the model has {len(self._network.layers)}, give fewer")
         draft = copy.copy(self)
-        draft._use_first_layers(layers)  # noqa: SLF001 - a copy of its own class
+        call_in_own_thread(partial(draft._use_first_layers, layers))  # noqa: SLF001 - a copy of its own class
         return draft
 
     @property
@@ -166,12 +151,15 @@ class TorchModel:
     ) -> FloatArray:
         start, count = len(slot.token_ids), len(token_ids)
         slot.check_room(width, self.name)
-        with run_on_device(self.name, self.device):
+
+        def compute() -> FloatArray:
             pad_width = [*token_ids, *[token_ids[-1]] * (width - count)]
             ids = torch.tensor([pad_width], device=self.device)
             positions = torch.arange(start, start + width, device=self.device)[None]
             states = self._network.compute_hidden_states(ids, positions, slot.cache, num_keys)
             return self._compute_logits(states, slot, count, num_rows)
+
+        return run_pass_on_device(self.name, self.device, compute)
 
     def take_cost_s(self) -> None:
         """Passes are nobody else's: they cost what they take."""
@@ -184,6 +172,25 @@ class TorchModel:
         return NetworkWithCache(self._network, slot.cache, self._loose_shape.pad_width(1))
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _load(self, folder: Path, module: Any) -> None:
+        try:
+            if module is None:
+                module = load_transformers_module(folder, self.dtype, self.device, self._options.get("layers"))
+                self._load_network(module, map_embedding(folder, module.get_input_embeddings().weight.detach()))
+            else:
+                self._load_network(module)
+        except torch.OutOfMemoryError as error:
+            raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
+        return_freed_memory_to_system()
+        if self.tokenizer.vocab_size > self.vocab_size:
+            raise ModelLoadError(
+                f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
+                f"{self.vocab_size}; the two belong to different models"
+            )
+        self._find_exact_pass_shape()
+        self._joined_row_counts = self._find_joined_row_counts()
+        self._batching = self._make_batching()
 
     def _load_network(self, module: Any, embedding: Tensor | None = None) -> None:
         own_context = int(module.config.get_text_config().max_position_embeddings)

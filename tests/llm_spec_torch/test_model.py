@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import shutil
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,26 @@ async def test_concurrent_requests_do_not_disturb_each_other(pair: tuple[Any, An
     alone = [(await decoder.decode(prompt, **options)).content for prompt in prompts]
     together = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt in prompts))
     check_texts([result.content for result in together], alone, pair[0].model)
+
+
+@pytest.mark.parametrize("batched", [None, False])
+async def test_answers_at_once_compute_in_one_thread(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, batched: bool | None
+) -> None:
+    """Where passes have several threads: OpenMP makes them wait for each other longer where several threads call it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)  # as many as there are cores, or more
+    provider = TorchProvider(tiny_folder, **({} if batched is None else {"batched": batched}))
+    threads: list[int] = []
+    compute = TransformerNetwork.compute_logits
+
+    def note_thread(network: TransformerNetwork, states: torch.Tensor) -> torch.Tensor:
+        threads.append(threading.get_ident())
+        return compute(network, states)
+
+    monkeypatch.setattr(TransformerNetwork, "compute_logits", note_thread)
+    await asyncio.gather(*(provider.complete(ChatRequest.create(f"x = {n}", max_tokens=6)) for n in range(4)))
+    assert len(threads) >= 6
+    assert len(set(threads)) == 1
 
 
 def resident_kib() -> int:

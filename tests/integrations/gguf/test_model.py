@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from llm_spec_gguf.width_search import AgreeingWidths
 from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece_vocabulary, write_mamba
 
 from llm_spec import ConfigError, ModelLoadError, PassTimingModel, ProviderDraft, TargetError, open_provider
+from llm_spec.provider_kit import count_usable_cores
 from llm_spec.testing import check_token_model_conformance
 
 
@@ -174,6 +177,24 @@ def test_a_session_begins_empty_whatever_the_last_one_read(tiny: GgufModel) -> N
     again = tiny.open()
     rows = again.forward([5, 6], num_rows=2).copy()
     assert np.array_equal(rows, alone.forward([5, 6], num_rows=2))
+
+
+def test_sessions_compute_in_one_thread(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where passes have several threads: OpenMP makes them wait for each other longer where several threads call it."""
+    found: list[int] = []
+    decode = library.llama.llama_decode
+
+    def note_thread(*arguments: object) -> int:
+        found.append(threading.get_ident())
+        status: int = decode(*arguments)
+        return status
+
+    monkeypatch.setattr(library.llama, "llama_decode", note_thread)
+    opened = GgufModel(pair["target"], threads=max(2, count_usable_cores()))
+    with ThreadPoolExecutor(3) as requests:
+        rows = list(requests.map(lambda number: opened.open().forward([number], num_rows=1).copy(), range(5, 11)))
+    assert len(rows) == 6
+    assert len(set(found)) == 1
 
 
 class TestBadInput:
