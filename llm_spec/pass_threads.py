@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -21,7 +20,12 @@ __all__ = ["run_pass"]
 
 T = TypeVar("T")
 
-_current = threading.local()  # has `is_for_passes` in threads that are
+
+class _ThreadKind(threading.local):
+    is_for_passes = False  # but in threads that are
+
+
+_current = _ThreadKind()
 
 
 def run_pass(compute: Callable[[], T], *, num_threads: int) -> T:
@@ -30,7 +34,7 @@ def run_pass(compute: Callable[[], T], *, num_threads: int) -> T:
     With one it runs here, with several in a thread for passes, in the order of calls. It has ended when this returns or
     raises, also where the wait was interrupted.
     """
-    if num_threads == 1 or getattr(_current, "is_for_passes", False):
+    if num_threads == 1 or _current.is_for_passes:
         return compute()
     waiting = _Pass(compute)
     _open_queue(num_threads).put(waiting)
@@ -70,15 +74,18 @@ class _Pass(Generic[T]):
 
 
 _PassQueue: TypeAlias = "SimpleQueue[_Pass[Any]]"
+_queues: dict[int, _PassQueue] = {}  # by the number of threads of their passes
+_opening = threading.Lock()
 
 
-@cache
 def _open_queue(num_threads: int) -> _PassQueue:
-    """The queue of passes with so many threads, and the threads that run what is in it."""
-    queue: _PassQueue = SimpleQueue()
-    for _ in range(max(1, count_usable_cores() // num_threads)):
-        threading.Thread(target=_run_passes, args=(queue,), name="llm_spec_pass", daemon=True).start()
-    return queue
+    """The queue of passes with so many threads; with it come the threads that run what is in it."""
+    with _opening:
+        if num_threads not in _queues:
+            queue = _queues[num_threads] = SimpleQueue()
+            for _ in range(max(1, count_usable_cores() // num_threads)):
+                threading.Thread(target=_run_passes, args=(queue,), name="llm_spec_pass", daemon=True).start()
+        return _queues[num_threads]
 
 
 def _run_passes(queue: _PassQueue) -> None:

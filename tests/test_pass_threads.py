@@ -20,7 +20,7 @@ from llm_spec.worker import call_in_own_thread
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_threads, "count_usable_cores", lambda: 2)
-    pass_threads._open_queue.cache_clear()
+    monkeypatch.setattr(pass_threads, "_queues", {})
 
 
 def test_a_pass_with_one_thread_runs_where_it_is_called() -> None:
