@@ -18,6 +18,7 @@ was not believed. Which lookahead is used never changes what coupled or rejectio
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -257,8 +258,15 @@ _MIN_SPEEDUP = 1.02  # an expected gain below this is within the noise of the es
 _SLIM_SPEEDUP = 2.0  # below this, what a plain step really costs matters enough to take one now and then
 _PLAIN_EVERY = 64  # rounds
 _CAUTION = 0.3  # tokens that a draft must bring, beyond its price, for each plain step that it costs; fewer with time
-_MAX_LOSS_STEPS = 2.0  # plain steps that an answer may lose by drafts that cost more than one,
+_MAX_LOSS_STEPS = 2.0  # plain steps that an answer may lose by drafts,
 _MAX_LOSS_SHARE = 0.02  # and so many for each of its tokens; what drafts have won may be lost again
+_MIN_LOSS_STEPS = 0.5  # that it may still lose by likely drafts until it has lost that many again
+_LOSS_WEIGHT = 2.0  # a draft may be verified that is expected to lose less than one in so many of them
+_START_SHARE = 0.75  # of what confidence says, how often a token is right that follows a wrong one, …
+_START_WEIGHT = 3.0  # … counted as so many tokens, …
+_START_HALF_LIFE = 16.0  # … of which the older weigh less
+_ASKING_SHARE = 0.005  # of the time of plain steps, in which a cheap draft is asked whether it is sure by now
+_CHEAP_DRAFT_COST = 0.05  # plain steps
 _FREE_DRAFT_COST = 0.01  # plain steps; a draft whose tokens cost less may be asked in every round
 
 
@@ -307,7 +315,10 @@ class _CostAwareController:
             prior_wide_cost=policy.prior_wide_cost,
             prior_token_cost=policy.prior_verify_cost,
         )
-        self._plain_steps = 0  # still to take before the next trial
+        self._plain_steps = 0  # still to take before the next trial, …
+        self._unasked_steps = 0  # … and taken since the draft was last asked
+        self._is_draft_right = False  # by the last token of it that was judged
+        self._num_right_starts = self._num_expected_starts = 0.0  # first tokens after a wrong one
         self._pause = _FIRST_PAUSE // 2
         self._is_trial_due = False
         self._rounds = 0  # since speculation began or resumed
@@ -323,7 +334,7 @@ class _CostAwareController:
 
     def limit(self) -> int:
         if self._plain_steps and not self._is_draft_free:
-            return 0
+            return self._policy.max_lookahead if self._is_asking_due else 0
         return min(_TRIAL_LENGTH, self._policy.max_lookahead) if self._is_trial_due else self._policy.max_lookahead
 
     def wants_more(self, confidences: Sequence[float | None]) -> bool:
@@ -331,48 +342,72 @@ class _CostAwareController:
             return False
         if self._is_trial_due:
             return True
-        survival = self._acceptance.rate
-        for confidence in confidences:
-            survival *= self._estimate_acceptance_at_confidence(confidence)
-        return survival >= self._price
+        return self._acceptance.rate * self._estimate_survivals(confidences)[-1] >= self._price
 
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
         if self._is_trial_due:
             return len(confidences)
         if self._plain_steps and self._best:
             return 0  # a plain step is due, to see what it costs
-        max_loss = self._won_steps + _MAX_LOSS_STEPS + _MAX_LOSS_SHARE * self._num_tokens
-        max_extra_s = max(max_loss, 1.0) * self._passes.plain_s
         caution = _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE)
         price = self._rate + caution / max(self._passes.plain_s, 1e-12)
-        best, best_gain, tokens, survival = 0, 0.0, 0.0, 1.0
-        for count, confidence in enumerate(confidences, 1):
+        survivals = self._estimate_survivals(confidences)
+        best, best_gain, tokens = 0, 0.0, 0.0
+        for count in range(1, len(confidences) + 1):
+            tokens += survivals[count]
             extra_s = self._passes.estimate_s(count + 1) - self._passes.plain_s
-            if extra_s > max_extra_s:
-                break
-            survival *= self._estimate_acceptance_at_confidence(confidence)
-            tokens += survival
-            if tokens - price * extra_s > best_gain:
-                best, best_gain = count, tokens - price * extra_s
+            gain = tokens - price * extra_s
+            if gain > best_gain and self._may_lose(extra_s, survivals[: count + 1]):
+                best, best_gain = count, gain
         return best
 
+    def _may_lose(self, extra_s: float, survivals: Sequence[float]) -> bool:
+        """Whether a pass may take so much longer than a plain step, by how likely it brings fewer tokens than that."""
+        extra_steps = extra_s / max(self._passes.plain_s, 1e-12)
+        num_needed = math.ceil(extra_steps)
+        loss_probability = 1.0 - (survivals[num_needed] if num_needed < len(survivals) else 0.0)
+        max_loss = self._won_steps + _MAX_LOSS_STEPS + _MAX_LOSS_SHARE * self._num_tokens
+        if max_loss < -_MAX_LOSS_STEPS:
+            return False
+        return _LOSS_WEIGHT * loss_probability * extra_steps <= max(max_loss, _MIN_LOSS_STEPS)
+
+    def _estimate_survivals(self, confidences: Sequence[float | None]) -> list[float]:
+        """[n]: the probability that the first n tokens are right."""
+        survivals = [1.0]
+        for confidence in confidences:
+            rate = self._estimate_acceptance_at_confidence(confidence)
+            if len(survivals) == 1 and confidence is not None and not self._is_draft_right:
+                rate = self._estimate_start_rate(confidence)
+            survivals.append(survivals[-1] * rate)
+        return survivals
+
+    def _estimate_start_rate(self, confidence: float) -> float:
+        """How likely a token is right that follows a wrong one: less than it says, as text has left its source."""
+        right = self._num_right_starts + _START_WEIGHT * _START_SHARE
+        share = min(right / (self._num_expected_starts + _START_WEIGHT), 1.0)
+        return share * self._get_bucket(confidence).estimate_rate_with_prior(confidence)
+
     def _estimate_acceptance_at_confidence(self, confidence: float | None) -> float:
-        """How likely a token of this confidence is accepted; before there is evidence, half-way to its own word."""
+        """How likely a token of this confidence is accepted; before there is evidence, rather by its own word."""
         overall = self._acceptance.rate
         if confidence is None:
             return overall
-        return self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)].estimate_rate_with_prior(
-            (overall + confidence) / 2.0
-        )
+        return self._get_bucket(confidence).estimate_rate_with_prior((overall + 3.0 * confidence) / 4.0)
+
+    def _get_bucket(self, confidence: float) -> AcceptanceEstimate:
+        return self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)]
 
     def update(self, report: RoundFeedback) -> None:
         num_draft, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
+        self._unasked_steps = 0 if self.limit() else self._unasked_steps + 1
         self._num_updates += 1
         self._passes.update(num_draft + 1, report.verify_s)
         if report.num_proposed:
             self._draft.update(report.num_proposed, report.draft_s)
             num_right = num_accepted if report.num_right is None else report.num_right
             is_wrong = num_right < min(report.num_proposed, num_accepted + 1)
+            self._update_starts(report.confidences, num_right)
+            self._is_draft_right = not is_wrong
             self._acceptance.update(num_right, rejected=is_wrong)
             self._update_confidence_buckets(report.confidences[: num_right + is_wrong], num_right)
             self._num_wide += bool(num_draft)
@@ -381,11 +416,18 @@ class _CostAwareController:
         self._plan_lookahead()
         self._schedule_next_round(report)
 
+    def _update_starts(self, confidences: Sequence[float | None], num_right: int) -> None:
+        confidence = confidences[0] if confidences else None
+        if confidence is not None and not self._is_draft_right:
+            keep = 0.5 ** (1.0 / _START_HALF_LIFE)
+            expected = self._get_bucket(confidence).estimate_rate_with_prior(confidence)
+            self._num_right_starts = keep * self._num_right_starts + (num_right > 0)
+            self._num_expected_starts = keep * self._num_expected_starts + expected
+
     def _update_confidence_buckets(self, confidences: Sequence[float | None], num_right: int) -> None:
         for index, confidence in enumerate(confidences):
             if confidence is not None:
-                bucket = self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)]
-                bucket.update(int(index < num_right), rejected=index >= num_right)
+                self._get_bucket(confidence).update(int(index < num_right), rejected=index >= num_right)
 
     def _plan_lookahead(self) -> None:
         """Find the best fixed lookahead and its rate, and what one token more must bring."""
@@ -410,6 +452,12 @@ class _CostAwareController:
     def _is_draft_free(self) -> bool:
         """Whether a draft may be asked in every round, likely to be verified or not, as that costs next to nothing."""
         return self._estimate_draft_cost() < _FREE_DRAFT_COST * self._passes.plain_s
+
+    @property
+    def _is_asking_due(self) -> bool:
+        """Whether a cheap draft that did not pay is asked again, for two tokens, as it may be sure by now."""
+        cost = self._estimate_draft_cost() / max(self._passes.plain_s, 1e-12)
+        return not self._best and cost < _CHEAP_DRAFT_COST and self._unasked_steps * _ASKING_SHARE >= 2.0 * cost
 
     def _schedule_next_round(self, report: RoundFeedback) -> None:
         """Decide what the next round is: a draft, a trial of one, or a plain step."""

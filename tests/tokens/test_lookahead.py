@@ -275,6 +275,38 @@ def test_an_answer_risks_some_steps_and_what_it_has_won() -> None:
     assert won.choose_num_verified([1.0] * 16) == 16
 
 
+def test_a_sure_draft_may_cost_more_than_an_answer_may_lose() -> None:
+    """What counts is how much it is likely to lose: nearly nothing."""
+    controller = CostAware(prior_wide_cost=2.25, prior_verify_cost=0.25).start()
+    for _ in range(12):
+        controller.update(RoundFeedback(0, 0, 1e-5, 0.02, (0.97,), 1))
+    assert controller.choose_num_verified([0.97] * 12) == 12  # takes five plain steps longer
+    assert controller.choose_num_verified([0.7] * 12) == 0
+
+
+@pytest.mark.parametrize(("draft_cost", "num_asked"), [(0.02, 10), (0.2, 0)])
+def test_a_cheap_draft_is_asked_now_and_then_while_it_does_not_pay(draft_cost: float, num_asked: int) -> None:
+    """For less than a hundredth of the time, since it may be sure by now; a dear one has to wait for its trial."""
+    controller = CostAware(prior_draft_cost=draft_cost, prior_wide_cost=3.0).start()
+    controller.update(RoundFeedback(0, 0, draft_cost, 1.0, (0.3,), 0))
+    limits: list[int] = []
+    for _ in range(100):
+        limits.append(controller.limit())
+        controller.update(RoundFeedback(0, 0, 0.0, 1.0))
+    assert sum(limit == 16 for limit in limits) == num_asked
+    assert limits.count(0) == 100 - num_asked
+
+
+def test_after_a_wrong_token_a_draft_is_believed_as_it_was_right_there_before() -> None:
+    """Less than within a run, and much less where it was wrong each time that it began."""
+    seldom, often = (CostAware(prior_wide_cost=0.5).start() for _ in range(2))
+    for _ in range(12):
+        seldom.update(RoundFeedback(0, 0, 1e-5, 1.0, (0.9,) * 4, 0))
+        often.update(RoundFeedback(0, 0, 1e-5, 1.0, (0.9,) * 4, 1))
+        often.update(RoundFeedback(0, 0, 1e-5, 1.0, (0.9,) * 4, 0))
+    assert seldom.choose_num_verified([0.99] * 4) < often.choose_num_verified([0.99] * 4)
+
+
 @pytest.mark.parametrize("acceptance", [0.3, 0.7, 0.95])
 def test_cost_aware_comes_close_to_the_best_where_several_tokens_cost_much(acceptance: float) -> None:
     """0.95 of the best of plain steps and fixed lookaheads, with a draft that costs next to nothing."""
