@@ -183,7 +183,8 @@ def _choose_function(request: ChatRequest) -> Json | None:
     functions = [_get_tool_function(tool) for tool in request.tools if tool.get("type") == "function"]
     choice = request.tool_choice
     if isinstance(choice, Mapping):
-        function_name = cast("Json", choice.get("function") or {}).get("name")
+        named = choice.get("function")
+        function_name = cast("Json", named).get("name") if isinstance(named, Mapping) else named
         for function in functions:
             if function["name"] == function_name:
                 return function

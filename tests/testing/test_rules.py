@@ -39,9 +39,12 @@ async def test_a_tool_that_is_not_meant_is_not_called() -> None:
     assert not (await RuleBasedProvider().complete(request)).message.tool_calls
 
 
-async def test_a_choice_of_a_tool_that_is_not_there_is_refused() -> None:
-    choice = {"type": "function", "function": {"name": "other"}}
-    with pytest.raises(InvalidRequestError, match="other"):
+@pytest.mark.parametrize(
+    ("function", "told"), [({"name": "other"}, "other"), (True, "True"), ({}, "None"), (None, "None")]
+)
+async def test_a_choice_of_a_tool_that_is_not_there_is_refused(function: object, told: str) -> None:
+    choice = {"type": "function", "function": function}
+    with pytest.raises(InvalidRequestError, match=f"tool_choice names '?{told}'?, which is not"):
         await RuleBasedProvider().complete(ChatRequest.create("Hi", tools=[ADD], tool_choice=choice))
 
 
