@@ -9,6 +9,7 @@ as many as there are cores for, and what else a model computes while it is loade
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -76,6 +77,8 @@ class _Pass(Generic[T]):
 _PassQueue: TypeAlias = "SimpleQueue[_Pass[Any]]"
 _queues: dict[int, _PassQueue] = {}  # by the number of threads of their passes
 _opening = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_queues.clear)  # the child has no threads that run what is in them
 
 
 def _open_queue(num_threads: int) -> _PassQueue:

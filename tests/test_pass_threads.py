@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -118,6 +121,25 @@ def test_an_interrupt_waits_for_the_pass() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_pass(compute, num_threads=2)
     assert ended.is_set()
+
+
+FORK = """
+import os
+from llm_spec.pass_threads import run_pass
+
+run_pass(lambda: None, num_threads=2)
+child = os.fork()
+if not child:
+    os._exit(run_pass(lambda: 7, num_threads=2))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
+    """Those of its parent are not in it."""
+    command = [sys.executable, "-W", "ignore", "-c", FORK]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.strip() == b"7"
 
 
 def test_a_thread_of_its_own_ends_with_its_call() -> None:
