@@ -235,7 +235,7 @@ async def test_answers_at_once_compute_in_one_thread(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, batched: bool | None
 ) -> None:
     """Where passes have several threads: OpenMP makes them wait for each other longer where several threads call it."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)  # as many as there are cores, or more
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4096)  # more than there are cores
     provider = TorchProvider(tiny_folder, **({} if batched is None else {"batched": batched}))
     threads: list[int] = []
     compute = TransformerNetwork.compute_logits
