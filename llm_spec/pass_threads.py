@@ -43,7 +43,10 @@ def run_pass(compute: Callable[[], T], *, num_threads: int) -> T:
 
 
 class _Pass(Generic[T]):
-    """One call, from the thread that waits for it to the one that runs it."""
+    """One call, from the thread that waits for it to the one that runs it.
+
+    Not a `Future`, whose lock and condition cost more: there is a call for every token.
+    """
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._compute = compute

@@ -265,7 +265,7 @@ _LOSS_WEIGHT = 2.0  # of what a draft is likely to lose, against what may be los
 _START_SHARE = 0.75  # of what confidence says, how often a token is right that follows a wrong one, …
 _START_WEIGHT = 3.0  # … counted as so many tokens, …
 _START_HALF_LIFE = 16.0  # … of which the older weigh less
-_ASKING_SHARE = 0.005  # of the time of plain steps, in which a cheap draft is asked whether it is sure by now
+_PAUSE_DRAFT_SHARE = 0.005  # of the time of plain steps, in which a cheap draft may show that it is sure by now
 _CHEAP_DRAFT_COST = 0.05  # plain steps
 _FREE_DRAFT_COST = 0.01  # plain steps; a draft whose tokens cost less may be asked in every round
 
@@ -316,7 +316,7 @@ class _CostAwareController:
             prior_token_cost=policy.prior_verify_cost,
         )
         self._plain_steps = 0  # still to take before the next trial, …
-        self._unasked_steps = 0  # … and taken since the draft was last asked
+        self._steps_without_draft = 0  # … and taken since there was a draft
         self._is_draft_right = False  # by the last token of it that was judged
         self._num_right_starts = self._num_expected_starts = 0.0  # first tokens after a wrong one
         self._pause = _FIRST_PAUSE // 2
@@ -334,7 +334,7 @@ class _CostAwareController:
 
     def limit(self) -> int:
         if self._plain_steps and not self._is_draft_free:
-            return self._policy.max_lookahead if self._is_asking_due else 0
+            return self._policy.max_lookahead if self._is_pause_draft_due else 0
         return min(_TRIAL_LENGTH, self._policy.max_lookahead) if self._is_trial_due else self._policy.max_lookahead
 
     def wants_more(self, confidences: Sequence[float | None]) -> bool:
@@ -399,7 +399,7 @@ class _CostAwareController:
 
     def update(self, report: RoundFeedback) -> None:
         num_draft, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
-        self._unasked_steps = 0 if self.limit() else self._unasked_steps + 1
+        self._steps_without_draft = 0 if self.limit() else self._steps_without_draft + 1
         self._num_updates += 1
         self._passes.update(num_draft + 1, report.verify_s)
         if report.num_proposed:
@@ -454,10 +454,12 @@ class _CostAwareController:
         return self._estimate_draft_cost() < _FREE_DRAFT_COST * self._passes.plain_s
 
     @property
-    def _is_asking_due(self) -> bool:
-        """Whether a cheap draft that did not pay is asked again, for two tokens, as it may be sure by now."""
-        cost = self._estimate_draft_cost() / max(self._passes.plain_s, 1e-12)
-        return not self._best and cost < _CHEAP_DRAFT_COST and self._unasked_steps * _ASKING_SHARE >= 2.0 * cost
+    def _is_pause_draft_due(self) -> bool:
+        """Whether a cheap draft that did not pay may draft in a pause, since it may be sure by now."""
+        token_cost = self._estimate_draft_cost() / max(self._passes.plain_s, 1e-12)
+        if self._best or token_cost >= _CHEAP_DRAFT_COST:
+            return False
+        return self._steps_without_draft * _PAUSE_DRAFT_SHARE >= _TRIAL_LENGTH * token_cost
 
     def _schedule_next_round(self, report: RoundFeedback) -> None:
         """Decide what the next round is: a draft, a trial of one, or a plain step."""

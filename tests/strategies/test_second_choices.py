@@ -301,7 +301,7 @@ def test_greedy_text_is_the_same_with_second_choices(followed: list[int]) -> Non
 
 
 def test_none_are_requested_before_a_call_of_rows_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They could not have a row, and a vLLM stands still for seconds when it first tells log-probabilities."""
+    """They could not have a row, and a vLLM stands still for seconds when it first computes log-probabilities."""
     monkeypatch.setattr(RowCallStats, "is_measured", False)
     draft: Any = UnsureDraft("aab")
     request = ChatRequest.create("tell", temperature=1.0, max_tokens=60)

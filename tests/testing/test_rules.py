@@ -40,11 +40,11 @@ async def test_a_tool_that_is_not_meant_is_not_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"), [({"name": "other"}, "other"), (True, "True"), ({}, "None"), (None, "None")]
+    ("function", "shown_name"), [({"name": "other"}, "other"), (True, "True"), ({}, "None"), (None, "None")]
 )
-async def test_a_choice_of_a_tool_that_is_not_there_is_refused(function: object, told: str) -> None:
+async def test_a_choice_of_a_tool_that_is_not_there_is_refused(function: object, shown_name: str) -> None:
     choice = {"type": "function", "function": function}
-    with pytest.raises(InvalidRequestError, match=f"tool_choice names '?{told}'?, which is not"):
+    with pytest.raises(InvalidRequestError, match=f"tool_choice names '?{shown_name}'?, which is not"):
         await RuleBasedProvider().complete(ChatRequest.create("Hi", tools=[ADD], tool_choice=choice))
 
 

@@ -284,17 +284,17 @@ def test_a_sure_draft_may_cost_more_than_an_answer_may_lose() -> None:
     assert controller.choose_num_verified([0.7] * 12) == 0
 
 
-@pytest.mark.parametrize(("draft_cost", "num_asked"), [(0.02, 10), (0.2, 0)])
-def test_a_cheap_draft_is_asked_now_and_then_while_it_does_not_pay(draft_cost: float, num_asked: int) -> None:
-    """For less than a hundredth of the time, since it may be sure by now; a dear one has to wait for its trial."""
+@pytest.mark.parametrize(("draft_cost", "num_calls"), [(0.02, 10), (0.2, 0)])
+def test_a_cheap_draft_is_called_now_and_then_while_it_does_not_pay(draft_cost: float, num_calls: int) -> None:
+    """For less than a hundredth of the time, since it may be sure by now; an expensive one waits for its trial."""
     controller = CostAware(prior_draft_cost=draft_cost, prior_wide_cost=3.0).start()
     controller.update(RoundFeedback(0, 0, draft_cost, 1.0, (0.3,), 0))
     limits: list[int] = []
     for _ in range(100):
         limits.append(controller.limit())
         controller.update(RoundFeedback(0, 0, 0.0, 1.0))
-    assert sum(limit == 16 for limit in limits) == num_asked
-    assert limits.count(0) == 100 - num_asked
+    assert sum(limit == 16 for limit in limits) == num_calls
+    assert limits.count(0) == 100 - num_calls
 
 
 def test_after_a_wrong_token_a_draft_is_believed_as_it_was_right_there_before() -> None:
