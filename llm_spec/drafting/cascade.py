@@ -152,16 +152,18 @@ class _LateTokenDraft:
     def __init__(self, open_draft: Callable[[], TokenDraft]) -> None:
         self._open_draft = open_draft
         self._draft: TokenDraft | None = None
+        self._self_paced: SelfPacedTokenDraft | None = None  # the draft, if it is one
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         if self._draft is None:
-            self._draft = self._open_draft()
+            self._draft = draft = self._open_draft()
+            self._self_paced = draft if isinstance(draft, SelfPacedTokenDraft) else None
         yield from self._draft.propose(context_ids)
 
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
         """Report the round to the draft, if it takes reports."""
-        if isinstance(self._draft, SelfPacedTokenDraft):
-            self._draft.end_round(token_ids, verify_s)
+        if self._self_paced is not None:
+            self._self_paced.end_round(token_ids, verify_s)
 
     def close(self) -> None:
         if self._draft is not None:

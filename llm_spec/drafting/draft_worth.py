@@ -17,7 +17,8 @@ from llm_spec.tokens.statistics import AcceptanceEstimate, RobustTokenCostAverag
 
 __all__ = ["DraftWorth"]
 
-_MAX_CREDIT: Final = 2.0  # plain steps: what it may lose at first, and whatever it has won
+_FIRST_CREDIT: Final = 2.0  # plain steps that it may lose before it has won any
+_MAX_CREDIT: Final = 4.0  # the same, whatever it has won
 _TRIAL_CREDIT: Final = 1.0  # plain steps that a trial needs, beside what reading takes
 _TRIAL_SHARE: Final = 0.03  # of a plain step that each round adds; half of that each time that it is left out, …
 _LEAST_TRIAL_SHARE: Final = 0.004  # … but at least so much
@@ -48,7 +49,7 @@ class DraftWorth:
         self._token_s = RobustTokenCostAverage(half_life=_TOKEN_COST_HALF_LIFE)
         self._reading_steps = RobustTokenCostAverage(half_life=_READING_COST_HALF_LIFE)  # of a token
         self._gain = 0.0  # plain steps that a turn has won, of late
-        self._credit = _MAX_CREDIT
+        self._credit = _FIRST_CREDIT
         self._trial_share = _TRIAL_SHARE
         self._is_left_out = False
         self.begin_answer()
@@ -64,7 +65,7 @@ class DraftWorth:
         has_to_read = self._is_left_out or not self._has_read
         reading_steps = num_context * self._reading_cost if has_to_read else 0.0
         needed = reading_steps + (_TRIAL_CREDIT if self._is_left_out else 0.0)
-        self._add_credit(self._trial_share, most=max(needed, _MAX_CREDIT))
+        self._add_credit(self._trial_share, most=max(needed, _FIRST_CREDIT))
         if has_to_read and needed > self._credit + max(self._gain, 0.0) * self._num_waiting:
             self._num_waiting += 1
             return False
@@ -110,7 +111,7 @@ class DraftWorth:
         self._add_credit(max((won_s - self.turn_s) / step_s, -most))
         gain = max((won_s - (self.turn_s - reading_s)) / step_s, -most)
         self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
-        if self._credit >= _MAX_CREDIT:
+        if self._credit >= _FIRST_CREDIT:
             self._trial_share = _TRIAL_SHARE
         elif self._credit <= 0.0 and self._gain <= 0.0:
             self._is_left_out = True

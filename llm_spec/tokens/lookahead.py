@@ -19,16 +19,21 @@ was not believed. Which lookahead is used never changes what coupled or rejectio
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
 from llm_spec.contract.local import PassCosts
 from llm_spec.errors import ConfigError
+from llm_spec.tokens.calibration import (
+    NUM_CONFIDENCE_RANGES,
+    CalibrationMemory,
+    ConfidenceCalibration,
+    ConfidenceRecord,
+)
 from llm_spec.tokens.statistics import (
-    AcceptanceEstimate,
     ExponentialMovingAverage,
     PassCostEstimate,
     RobustTokenCostAverage,
@@ -234,20 +239,9 @@ class _EwmaController(_FixedController):
 
 # ---------------------------------------------------------------------------------------- cost aware
 
-_CONFIDENCE_BUCKETS = (
-    0.2,
-    0.4,
-    0.6,
-    0.8,
-    0.9,
-    0.95,
-    0.99,
-)  # borders between confidences; finer where drafts are mostly sure
 _COST_HALF_LIFE = 64.0  # rounds
 _COST_MEMORY = 4.0  # requests after which what one of them has measured counts half
 _MAX_REQUESTS_WITHOUT = 16  # that verify no draft, for what passes of several tokens cost; then that is forgotten
-_PRIOR_WEIGHT = 2.0  # tokens
-_BUCKET_WEIGHT = 4.0  # tokens
 _FIRST_PAUSE = 8  # plain steps before speculation is tried again; twice as many each time that it fails
 _LAST_PAUSE = 512
 _TRIAL_LENGTH = 2  # tokens drafted to try again, whatever they cost
@@ -262,9 +256,6 @@ _MAX_LOSS_STEPS = 2.0  # plain steps that an answer may lose by drafts,
 _MAX_LOSS_SHARE = 0.02  # and so many for each of its tokens; what drafts have won may be lost again
 _MIN_LOSS_STEPS = 0.5  # that one draft may still lose when those are used up, until as many again are
 _LOSS_WEIGHT = 2.0  # of what a draft is likely to lose, against what may be lost
-_START_SHARE = 0.75  # of what confidence says, how often a token is right that follows a wrong one, …
-_START_WEIGHT = 3.0  # … counted as so many tokens, …
-_START_HALF_LIFE = 16.0  # … of which the older weigh less
 _PAUSE_DRAFT_SHARE = 0.005  # of the time of plain steps, in which a cheap draft may show that it is sure by now
 _CHEAP_DRAFT_COST = 0.05  # plain steps
 _FREE_DRAFT_COST = 0.01  # plain steps; a draft whose tokens cost less may be asked in every round
@@ -279,6 +270,7 @@ class CostAware:
     takes longer however many they are; that may be below 0, but two take no less time than one. From a decoder's second
     request on they are what its earlier ones measured, and before what the target measured when it was loaded.
     half_life: judged tokens after which a token's weight in the acceptance has halved.
+    prior_records: how often tokens of each range of confidence were right in a decoder's earlier requests, if any.
     """
 
     max_lookahead: int = 16
@@ -287,6 +279,7 @@ class CostAware:
     prior_draft_cost: float = 0.1
     prior_verify_cost: float = 0.0625
     prior_wide_cost: float = 0.0
+    prior_records: tuple[ConfidenceRecord, ...] = ()
 
     def __post_init__(self) -> None:
         _check_lookahead_range("max_lookahead", self.max_lookahead)
@@ -295,6 +288,11 @@ class CostAware:
         check_number(ConfigError, "prior_draft_cost", self.prior_draft_cost, 0.0)
         check_number(ConfigError, "prior_verify_cost", self.prior_verify_cost, 0.0)
         check_number(ConfigError, "prior_wide_cost", self.prior_wide_cost, -self.prior_verify_cost)
+        if len(self.prior_records) not in {0, NUM_CONFIDENCE_RANGES}:
+            raise ConfigError(
+                f"prior_records has {len(self.prior_records)} records; it must have one for each of the "
+                f"{NUM_CONFIDENCE_RANGES} ranges of confidence, or none"
+            )
 
     def start(self) -> LookaheadController:
         return _CostAwareController(self)
@@ -307,8 +305,9 @@ class _CostAwareController:
 
     def reset(self) -> None:
         policy = self._policy
-        self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
-        self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
+        self._tokens = ConfidenceCalibration(
+            half_life=policy.half_life, prior=policy.prior_acceptance, records=policy.prior_records
+        )
         self._draft = RobustTokenCostAverage(half_life=_COST_HALF_LIFE)
         self._passes = PassCostEstimate(
             half_life=_COST_HALF_LIFE,
@@ -317,8 +316,6 @@ class _CostAwareController:
         )
         self._plain_steps = 0  # still to take before the next trial, …
         self._steps_without_draft = 0  # … and taken since there was a draft
-        self._is_draft_right = False  # by the last token of it that was judged
-        self._num_right_starts = self._num_expected_starts = 0.0  # first tokens after a wrong one
         self._pause = _FIRST_PAUSE // 2
         self._is_trial_due = False
         self._rounds = 0  # since speculation began or resumed
@@ -327,10 +324,6 @@ class _CostAwareController:
         self._num_wide = 0  # passes of several tokens that were measured
         self._won_steps = 0.0  # plain steps that drafts have saved, less those that they have cost
         self._plan_lookahead()
-
-    def _make_acceptance_estimate(self, prior_weight: float) -> AcceptanceEstimate:
-        policy = self._policy
-        return AcceptanceEstimate(half_life=policy.half_life, prior=policy.prior_acceptance, prior_weight=prior_weight)
 
     def limit(self) -> int:
         if self._plain_steps and not self._is_draft_free:
@@ -342,24 +335,26 @@ class _CostAwareController:
             return False
         if self._is_trial_due:
             return True
-        return self._acceptance.rate * self._estimate_survivals(confidences)[-1] >= self._price
+        return self._tokens.rate * self._tokens.estimate_survivals(confidences)[-1] >= self._price
 
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
         if self._is_trial_due:
             return len(confidences)
         if self._plain_steps and self._best:
             return 0  # a plain step is due, to see what it costs
+        passes, survivals = self._passes, self._tokens.estimate_survivals(confidences)
         caution = _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE)
-        price = self._rate + caution / max(self._passes.plain_s, 1e-12)
-        survivals = self._estimate_survivals(confidences)
-        best, best_gain, tokens = 0, 0.0, 0.0
-        for count in range(1, len(confidences) + 1):
-            tokens += survivals[count]
-            extra_s = self._passes.estimate_s(count + 1) - self._passes.plain_s
-            gain = tokens - price * extra_s
-            if gain > best_gain and self._may_lose(extra_s, survivals[: count + 1]):
-                best, best_gain = count, gain
-        return best
+        price = self._rate + caution / max(passes.plain_s, 1e-12)
+        gains = [
+            tokens - price * (passes.wide_s + count * passes.per_token_s)
+            for count, tokens in enumerate(accumulate(survivals[1:]), 1)
+        ]
+        for index in sorted(range(len(gains)), key=gains.__getitem__, reverse=True):
+            if gains[index] <= 0.0:
+                break
+            if self._may_lose(passes.wide_s + (index + 1) * passes.per_token_s, survivals[: index + 2]):
+                return index + 1
+        return 0
 
     def _may_lose(self, extra_s: float, survivals: Sequence[float]) -> bool:
         """Whether a pass may take so much longer than a plain step, by how likely it brings fewer tokens than that."""
@@ -371,32 +366,6 @@ class _CostAwareController:
             return False
         return _LOSS_WEIGHT * loss_probability * extra_steps <= max(max_loss, _MIN_LOSS_STEPS)
 
-    def _estimate_survivals(self, confidences: Sequence[float | None]) -> list[float]:
-        """[n]: the probability that the first n tokens are right."""
-        survivals = [1.0]
-        for confidence in confidences:
-            rate = self._estimate_acceptance_at_confidence(confidence)
-            if len(survivals) == 1 and confidence is not None and not self._is_draft_right:
-                rate = self._estimate_start_rate(confidence)
-            survivals.append(survivals[-1] * rate)
-        return survivals
-
-    def _estimate_start_rate(self, confidence: float) -> float:
-        """How likely a token is right that follows a wrong one: less than it says, as text has left its source."""
-        right = self._num_right_starts + _START_WEIGHT * _START_SHARE
-        share = min(right / (self._num_expected_starts + _START_WEIGHT), 1.0)
-        return share * self._get_bucket(confidence).estimate_rate_with_prior(confidence)
-
-    def _estimate_acceptance_at_confidence(self, confidence: float | None) -> float:
-        """How likely a token of this confidence is accepted; before there is evidence, rather by its own word."""
-        overall = self._acceptance.rate
-        if confidence is None:
-            return overall
-        return self._get_bucket(confidence).estimate_rate_with_prior((overall + 3.0 * confidence) / 4.0)
-
-    def _get_bucket(self, confidence: float) -> AcceptanceEstimate:
-        return self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)]
-
     def update(self, report: RoundFeedback) -> None:
         num_draft, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
         self._steps_without_draft = 0 if self.limit() else self._steps_without_draft + 1
@@ -406,39 +375,23 @@ class _CostAwareController:
             self._draft.update(report.num_proposed, report.draft_s)
             num_right = num_accepted if report.num_right is None else report.num_right
             is_wrong = num_right < min(report.num_proposed, num_accepted + 1)
-            self._update_starts(report.confidences, num_right)
-            self._is_draft_right = not is_wrong
-            self._acceptance.update(num_right, rejected=is_wrong)
-            self._update_confidence_buckets(report.confidences[: num_right + is_wrong], num_right)
+            self._tokens.add_draft(report.confidences, num_right, is_wrong=is_wrong)
             self._num_wide += bool(num_draft)
             self._won_steps += num_accepted - self._count_extra_steps(num_draft, report.num_proposed)
         self._num_tokens += num_accepted + 1
         self._plan_lookahead()
         self._schedule_next_round(report)
 
-    def _update_starts(self, confidences: Sequence[float | None], num_right: int) -> None:
-        confidence = confidences[0] if confidences else None
-        if confidence is not None and not self._is_draft_right:
-            keep = 0.5 ** (1.0 / _START_HALF_LIFE)
-            expected = self._get_bucket(confidence).estimate_rate_with_prior(confidence)
-            self._num_right_starts = keep * self._num_right_starts + (num_right > 0)
-            self._num_expected_starts = keep * self._num_expected_starts + expected
-
-    def _update_confidence_buckets(self, confidences: Sequence[float | None], num_right: int) -> None:
-        for index, confidence in enumerate(confidences):
-            if confidence is not None:
-                self._get_bucket(confidence).update(int(index < num_right), rejected=index >= num_right)
-
     def _plan_lookahead(self) -> None:
         """Find the best fixed lookahead and its rate, and what one token more must bring."""
-        draft_cost = self._estimate_draft_cost()
-        acceptance = self._acceptance.rate
+        draft_cost, passes = self._estimate_draft_cost(), self._passes
+        acceptance = self._tokens.rate
         tokens, survival = 1.0, 1.0
-        best, best_rate = 0, 1.0 / max(self._passes.plain_s, 1e-12)
+        best, best_rate = 0, 1.0 / max(passes.plain_s, 1e-12)
         for lookahead in range(1, self._policy.max_lookahead + 1):
             survival *= acceptance
             tokens += survival
-            cost = max(self._passes.estimate_s(lookahead + 1) + lookahead * draft_cost, 1e-12)
+            cost = max(passes.plain_s + passes.wide_s + lookahead * (passes.per_token_s + draft_cost), 1e-12)
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
@@ -470,7 +423,7 @@ class _CostAwareController:
                 self._plain_steps = 0  # a plain step turned out to cost more than was thought
             elif not self._plain_steps:
                 self._is_trial_due = True
-                self._acceptance.decay(self._pause)
+                self._tokens.decay(self._pause)
         elif self._best:
             self._rounds += 1
             if self._since_plain >= _PLAIN_EVERY and self._rate * self._passes.plain_s < _SLIM_SPEEDUP:
@@ -494,7 +447,7 @@ class _CostAwareController:
 
     def describe(self) -> Mapping[str, float]:
         return {
-            "acceptance": self._acceptance.rate,
+            "acceptance": self._tokens.rate,
             "lookahead": self._best,
             "tokens_per_s": self._rate,
             "draft_token_s": self._estimate_draft_cost(),
@@ -503,14 +456,15 @@ class _CostAwareController:
             "verify_token_s": self._passes.per_token_s,
             "num_wide_passes": self._num_wide,
             "plain_steps_left": self._plain_steps,
+            **self._tokens.describe(),
         }
 
 
 class LookaheadCostMemory:
     """What drafting and verifying cost in earlier requests of a target with a draft, for the next one to begin with.
 
-    In plain steps: how busy the machine was matters less then. What was accepted is not kept, since it depends on what
-    the request is about.
+    In plain steps: how busy the machine was matters less then. How much was accepted is not kept, since it depends on
+    what the request is about; but how far a draft's confidence was to be believed.
     """
 
     def __init__(self) -> None:
@@ -518,9 +472,11 @@ class LookaheadCostMemory:
         self._wide = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._verify = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._num_requests_without = 0  # since a pass of several tokens was measured
+        self._calibration = CalibrationMemory()
 
     def observe(self, state: Mapping[str, float]) -> None:
         """Take in what a controller says of itself at the end of a request (`describe`), if it has measured costs."""
+        self._calibration.observe(state)
         if state.get("plain_step_s") and "draft_token_s" in state and "verify_token_s" in state:
             self._draft.update(state["draft_token_s"] / state["plain_step_s"])
             if state.get("num_wide_passes", 1):
@@ -538,6 +494,7 @@ class LookaheadCostMemory:
         """The policy for the next request; `measured` are the target's costs until there were requests."""
         if not isinstance(policy, CostAware):
             return policy
+        policy = replace(policy, prior_records=self._calibration.records or policy.prior_records)
         if self._draft.value is not None:
             policy = replace(policy, prior_draft_cost=self._draft.value)
         if self._wide.value is not None and self._verify.value is not None:

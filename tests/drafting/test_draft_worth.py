@@ -16,6 +16,7 @@ from support.draft_checks import TARGET, choose
 
 from llm_spec import CascadeDraft, DraftCapabilities, DraftError, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.local import SelfPacedTokenDraft
+from llm_spec.drafting.draft_worth import DraftWorth
 
 RIGHT, WRONG = 7, 1
 ROW_S = 0.05
@@ -263,6 +264,22 @@ def test_a_draft_that_has_won_again_is_trusted_again(clock: Clock) -> None:
         for draft.rate in [0.0] * 2 + [1.0] * 20:
             took_s.append(clock.write_answer(joined, 100))
     assert sum(took_s[:22]) < 1.05 * sum(took_s[22:])
+
+
+@pytest.mark.parametrize(("num_won", "num_lost"), [(0, 3), (10, 5)])
+def test_a_draft_may_lose_more_once_it_has_won(num_won: int, num_lost: int) -> None:
+    """Turns of a step each, of which the good ones win one and a half."""
+    worth = DraftWorth()
+
+    def take_turn(won_s: float) -> bool:
+        if not worth.take_turn(0):
+            return False
+        worth.turn_s = 1.0
+        worth.end_turn(won_s, 1.0)
+        return True
+
+    assert all(take_turn(1.5) for _ in range(num_won))
+    assert [take_turn(0.0) for _ in range(num_lost + 2)].count(True) == num_lost
 
 
 def test_rounds_without_a_draft_hide_nothing_of_what_it_wins(clock: Clock) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from llm_spec.contract.local import PassCosts
 from llm_spec.errors import ConfigError
+from llm_spec.tokens.calibration import ConfidenceRecord
 from llm_spec.tokens.lookahead import (
     CostAware,
     Ewma,
@@ -226,6 +227,20 @@ def test_a_draft_with_nothing_to_say_costs_nothing() -> None:
     assert controller.limit() in {0, 16}
     controller.update(RoundFeedback(3, 3, 0.0, 0.0, (0.5, None, 1.0)))
     assert all(value == value for value in controller.describe().values())  # noqa: PLR0124 # not NaN
+
+
+def test_a_later_request_drafts_on_where_a_draft_was_right_against_its_own_word() -> None:
+    memory, controller = LookaheadCostMemory(), CostAware().start()
+    for _ in range(20):
+        controller.update(RoundFeedback(2, 2, 0.002, 1.1, (0.99, 0.1)))
+    memory.observe(controller.describe())
+    fresh, later = (policy.start() for policy in (CostAware(), memory.apply(CostAware())))
+    assert [it.wants_more([0.99, 0.1]) for it in (fresh, later)] == [False, True]
+
+
+def test_records_are_of_all_ranges_of_confidence() -> None:
+    with pytest.raises(ConfigError, match="prior_records has 1 records; it must have one for each of the 8 ranges"):
+        CostAware(prior_records=(ConfidenceRecord(3.0, 2.0),))
 
 
 def test_low_confidence_stops_the_draft() -> None:
