@@ -235,10 +235,13 @@ class PassCosts(NamedTuple):
 
     `wide` however many they are, `per_token` for each token after the first: a pass of w takes
     `1 + wide + per_token * (w - 1)`. `wide` may be below 0, where the first of several tokens costs little.
+    `deviations`: how far passes of 2, 3, … tokens are above that line, or below it (where kernels read several rows at
+    once, or passes are padded, costs go up in steps); empty: not at all.
     """
 
     wide: float
     per_token: float
+    deviations: tuple[float, ...] = ()
 
 
 @runtime_checkable

@@ -269,6 +269,7 @@ class CostAware:
     Costs are in plain steps of the target: of drafting a token, of verifying one token more, and what a pass of several
     takes longer however many they are; that may be below 0, but two take no less time than one. From a decoder's second
     request on they are what its earlier ones measured, and before what the target measured when it was loaded.
+    verify_deviations: how far passes of 2, 3, … tokens are above the line that these draw (`PassCosts.deviations`).
     half_life: judged tokens after which a token's weight in the acceptance has halved.
     prior_records: how often tokens of each range of confidence were right in a decoder's earlier requests, if any.
     """
@@ -279,6 +280,7 @@ class CostAware:
     prior_draft_cost: float = 0.1
     prior_verify_cost: float = 0.0625
     prior_wide_cost: float = 0.0
+    verify_deviations: tuple[float, ...] = ()
     prior_records: tuple[ConfidenceRecord, ...] = ()
 
     def __post_init__(self) -> None:
@@ -313,6 +315,7 @@ class _CostAwareController:
             half_life=_COST_HALF_LIFE,
             prior_wide_cost=policy.prior_wide_cost,
             prior_token_cost=policy.prior_verify_cost,
+            deviations=policy.verify_deviations,
         )
         self._plain_steps = 0  # still to take before the next trial, …
         self._steps_without_draft = 0  # … and taken since there was a draft
@@ -335,7 +338,8 @@ class _CostAwareController:
             return False
         if self._is_trial_due:
             return True
-        return self._tokens.rate * self._tokens.estimate_survivals(confidences)[-1] >= self._price
+        price = self._rate * (self._draft_cost + self._passes.estimate_token_s(len(confidences)))
+        return self._tokens.rate * self._tokens.estimate_survivals(confidences)[-1] >= price
 
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
         if self._is_trial_due:
@@ -346,13 +350,12 @@ class _CostAwareController:
         caution = _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE)
         price = self._rate + caution / max(passes.plain_s, 1e-12)
         gains = [
-            tokens - price * (passes.wide_s + count * passes.per_token_s)
-            for count, tokens in enumerate(accumulate(survivals[1:]), 1)
+            tokens - price * passes.estimate_extra_s(count) for count, tokens in enumerate(accumulate(survivals[1:]), 1)
         ]
         for index in sorted(range(len(gains)), key=gains.__getitem__, reverse=True):
             if gains[index] <= 0.0:
                 break
-            if self._may_lose(passes.wide_s + (index + 1) * passes.per_token_s, survivals[: index + 2]):
+            if self._may_lose(passes.estimate_extra_s(index + 1), survivals[: index + 2]):
                 return index + 1
         return 0
 
@@ -383,7 +386,7 @@ class _CostAwareController:
         self._schedule_next_round(report)
 
     def _plan_lookahead(self) -> None:
-        """Find the best fixed lookahead and its rate, and what one token more must bring."""
+        """Find the best fixed lookahead and its rate."""
         draft_cost, passes = self._estimate_draft_cost(), self._passes
         acceptance = self._tokens.rate
         tokens, survival = 1.0, 1.0
@@ -391,11 +394,11 @@ class _CostAwareController:
         for lookahead in range(1, self._policy.max_lookahead + 1):
             survival *= acceptance
             tokens += survival
-            cost = max(passes.plain_s + passes.wide_s + lookahead * (passes.per_token_s + draft_cost), 1e-12)
+            cost = max(passes.plain_s + passes.estimate_extra_s(lookahead) + lookahead * draft_cost, 1e-12)
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
-        self._price = best_rate * (draft_cost + self._passes.per_token_s)
+        self._draft_cost = draft_cost
 
     def _estimate_draft_cost(self) -> float:
         measured = self._draft.value
@@ -442,7 +445,7 @@ class _CostAwareController:
     def _count_extra_steps(self, num_verified: int, num_drafted: int) -> float:
         """The time by which a round is longer than a plain step, in plain steps."""
         plain_s = max(self._passes.plain_s, 1e-12)
-        extra_s = self._passes.estimate_s(1 + num_verified) - plain_s + num_drafted * self._estimate_draft_cost()
+        extra_s = self._passes.estimate_extra_s(num_verified) + num_drafted * self._estimate_draft_cost()
         return max(extra_s / plain_s, 0.0)
 
     def describe(self) -> Mapping[str, float]:
@@ -497,6 +500,8 @@ class LookaheadCostMemory:
         policy = replace(policy, prior_records=self._calibration.records or policy.prior_records)
         if self._draft.value is not None:
             policy = replace(policy, prior_draft_cost=self._draft.value)
+        if measured is not None:
+            policy = replace(policy, verify_deviations=measured.deviations)
         if self._wide.value is not None and self._verify.value is not None:
             measured = PassCosts(self._wide.value, self._verify.value)
         if measured is not None:

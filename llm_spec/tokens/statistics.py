@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
@@ -148,14 +149,17 @@ class _PassSums:
         self._keep = 0.5 ** (1.0 / half_life)
         self._max_outlier = max_outlier
 
-    def add(self, width: int, seconds: float, expected_s: float) -> None:
-        """Add a pass of `width` tokens (at least 1); the first one may take any time."""
+    def add(self, width: int, seconds: float, expected_s: float, *, deviation_s: float = 0.0) -> None:
+        """Add a pass of `width` tokens (at least 1); the first one may take any time.
+
+        `deviation_s`: how much longer than by a line passes of this width take; that is not part of the sums.
+        """
         is_known = self.alone[0] + self.wide[0] > 0.0
         keep, y = _weigh_outlier(seconds, expected_s if is_known else None, self._max_outlier)
         if keep < 1.0:
             self.alone = [keep * value for value in self.alone]
             self.wide = [keep * value for value in self.wide]
-        x = width - 1
+        x, y = width - 1, y - deviation_s
         if x:
             terms = (1.0, x, x * x, y, x * y)
             self.wide = [self._keep * value + term for value, term in zip(self.wide, terms, strict=True)]
@@ -222,10 +226,14 @@ class PassCostEstimate:
     Kernels for a single row are others than those for several: llama.cpp may take 2.5 times as long for two rows, and
     only 6 times for 16. So the line may begin at another height than that of one token: `wide_s` above it. Least
     squares that forget, and priors without scale, as in `ForwardCostLine`, whose line is this one's for `wide_s` = 0.
-    The priors are in times of a pass of one token.
+    The priors are in times of a pass of one token, and so are `deviations`: how far passes of 2, 3, … tokens are above
+    the line; for wider ones the last holds.
     """
 
-    def __init__(self, *, half_life: float, prior_wide_cost: float, prior_token_cost: float) -> None:
+    def __init__(
+        self, *, half_life: float, prior_wide_cost: float, prior_token_cost: float, deviations: Sequence[float] = ()
+    ) -> None:
+        self._deviations, self._tilts = _list_deviations(tuple(deviations))
         self._sums = _PassSums(half_life)
         self._prior_wide = prior_wide_cost
         self._prior_token = prior_token_cost
@@ -233,14 +241,25 @@ class PassCostEstimate:
         self.wide_s = prior_wide_cost  # that a pass takes longer because it has several
         self.per_token_s = prior_token_cost  # for each token after the first
 
-    def estimate_s(self, width: int) -> float:
-        """Seconds of a pass of `width` tokens (at least 1)."""
-        return self.plain_s + (self.wide_s + (width - 1) * self.per_token_s if width > 1 else 0.0)
+    def estimate_extra_s(self, num_more: int) -> float:
+        """Seconds that a pass takes longer for so many tokens after its first."""
+        if not num_more:
+            return 0.0
+        return self.wide_s + num_more * self.per_token_s + self.plain_s * self._get_deviation(num_more)
+
+    def estimate_token_s(self, num_more: int) -> float:
+        """Seconds for each token beyond so many (at least 1) after the first, if as many follow as is cheapest."""
+        return self.per_token_s + self.plain_s * (self._tilts[num_more] if num_more < len(self._tilts) else 0.0)
 
     def update(self, width: int, seconds: float) -> None:
         """Add a pass of `width` tokens (at least 1)."""
-        self._sums.add(width, seconds, self.estimate_s(width))
+        deviation_s = self.plain_s * self._get_deviation(width - 1)
+        self._sums.add(width, seconds, self.plain_s + self.estimate_extra_s(width - 1), deviation_s=deviation_s)
         self._fit()
+
+    def _get_deviation(self, num_more: int) -> float:
+        """How far a pass of so many tokens after its first is above the line."""
+        return self._deviations[min(num_more, len(self._deviations) - 1)]
 
     def _fit(self) -> None:
         """Minimise the squared errors of plain_s = b, wide_s = d and per_token_s = s, those of the priors among them.
@@ -262,7 +281,19 @@ class PassCostEstimate:
         )
         self.plain_s = max(plain_s, 0.05 * (alone_y + sum_y) / (alone + weight))
         self.per_token_s = max(per_token_s, 0.0)
-        self.wide_s = max(wide_s, -self.per_token_s)  # two take at least as long as one
+        least_wide_s = -self.per_token_s - self.plain_s * self._get_deviation(1)
+        self.wide_s = max(wide_s, least_wide_s)  # two take at least as long as one
+
+
+@lru_cache(maxsize=16)
+def _list_deviations(deviations: tuple[float, ...]) -> tuple[list[float], list[float]]:
+    """Deviations by the number of tokens after the first, and the least slope from each of them to a later one."""
+    by_count = [0.0, *deviations]
+    tilts = [
+        min((by_count[later] - by_count[count]) / (later - count) for later in range(count + 1, len(by_count)))
+        for count in range(len(by_count) - 1)
+    ]
+    return by_count, tilts
 
 
 def _solve_three(equations: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:

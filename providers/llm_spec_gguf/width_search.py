@@ -63,13 +63,17 @@ class AgreeingWidths(NamedTuple):
 
     @property
     def pass_costs(self) -> PassCosts:
-        """The line that is nearest to what passes of several tokens take."""
+        """The line that is nearest to what passes of several tokens take, and how far each of them is from it."""
         plain_s = self.pass_s[self.widths[0]]
         costs = [self._get_pass_s(count) / plain_s - 1.0 for count in range(2, self.widths[-1] + 1)]
         if len(costs) < 2:
             return PassCosts(0.0, sum(costs))
-        per_token, wide = np.polyfit(range(1, len(costs) + 1), costs, 1)
-        return PassCosts(float(wide), max(float(per_token), 0.0))
+        counts = range(1, len(costs) + 1)
+        slope, _ = np.polyfit(counts, costs, 1)
+        per_token = max(float(slope), 0.0)
+        wide = sum(costs) / len(costs) - per_token * sum(counts) / len(counts)
+        deviations = [cost - wide - per_token * count for count, cost in zip(counts, costs, strict=True)]
+        return PassCosts(wide, per_token, tuple(deviations))
 
     def _list_pass_s(self, *, above: int) -> list[float]:
         return [self.pass_s[width] for width in self.widths if width > above]

@@ -238,6 +238,17 @@ def test_a_later_request_drafts_on_where_a_draft_was_right_against_its_own_word(
     assert [it.wants_more([0.99, 0.1]) for it in (fresh, later)] == [False, True]
 
 
+def test_drafts_are_verified_up_to_the_edge_of_a_step() -> None:
+    """Passes of 2 to 4 tokens take half a step more, of 5 to 8 one and a half: three tokens, if they are likely."""
+    extra = (0.5, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5)
+    line = (0.05, 0.275)
+    deviations = tuple(cost - line[0] - line[1] * count for count, cost in enumerate(extra, 1))
+    policy = LookaheadCostMemory().apply(CostAware(), PassCosts(*line, deviations))
+    confidences = [0.9, 0.8, 0.75, 0.5, 0.4, 0.3, 0.3]
+    assert policy.start().choose_num_verified(confidences) == 3
+    assert LookaheadCostMemory().apply(CostAware(), PassCosts(*line)).start().choose_num_verified(confidences) != 3
+
+
 def test_records_are_of_all_ranges_of_confidence() -> None:
     with pytest.raises(ConfigError, match="prior_records has 1 records; it must have one for each of the 8 ranges"):
         CostAware(prior_records=(ConfidenceRecord(3.0, 2.0),))

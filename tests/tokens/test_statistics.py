@@ -119,6 +119,10 @@ def test_line_and_average_stand_times_of_zero() -> None:
     assert (line.base_s, line.per_token_s, average.value) == (0.0, 0.0, 0.0)
 
 
+def estimate_pass_s(costs: PassCostEstimate, width: int) -> float:
+    return costs.plain_s + costs.estimate_extra_s(width - 1)
+
+
 def make_pass_costs(wide: float = 0.0, token: float = 0.0625) -> PassCostEstimate:
     return PassCostEstimate(half_life=64, prior_wide_cost=wide, prior_token_cost=token)
 
@@ -130,8 +134,29 @@ def test_passes_of_several_tokens_have_a_line_of_their_own() -> None:
         width = 1 + index % 9
         costs.update(width, 2e-3 * (1.0 if width == 1 else 2.25 + 0.25 * (width - 1)))
     assert costs.plain_s == pytest.approx(2e-3, rel=0.15)
-    assert costs.estimate_s(2) == pytest.approx(5e-3, rel=0.05)
-    assert costs.estimate_s(16) == pytest.approx(12e-3, rel=0.05)
+    assert estimate_pass_s(costs, 2) == pytest.approx(5e-3, rel=0.05)
+    assert estimate_pass_s(costs, 16) == pytest.approx(12e-3, rel=0.05)
+
+
+def test_costs_that_go_up_in_steps_are_the_line_and_what_deviates_from_it() -> None:
+    """Also where they cost twice as much as was believed; beyond the widest known pass the last step holds."""
+    extra = [0.5, 0.5, 1.5, 1.5]  # of passes of 2 to 5 tokens, in plain steps
+    deviations = (0.0, -0.4, 0.2, -0.2)
+    costs = PassCostEstimate(half_life=64, prior_wide_cost=0.1, prior_token_cost=0.4, deviations=deviations)
+    assert [costs.estimate_extra_s(count) for count in range(1, 5)] == pytest.approx(extra)
+    assert costs.estimate_extra_s(7) == pytest.approx(0.1 + 7 * 0.4 - 0.2)
+    for index in range(200):
+        count = index % 5
+        costs.update(count + 1, 1e-3 * (1.0 + (2 * extra[count - 1] if count else 0.0)))
+    found = [costs.estimate_extra_s(count) / 1e-3 for count in range(1, 5)]
+    assert found == pytest.approx([2 * each for each in extra], rel=0.3)
+
+
+def test_the_next_token_costs_what_it_costs_on_the_way_to_the_cheapest_step() -> None:
+    """From two tokens after the first the third one opens a step, which the fourth has for nothing."""
+    deviations = (0.0, -0.4, 0.2, -0.2)
+    costs = PassCostEstimate(half_life=64, prior_wide_cost=0.1, prior_token_cost=0.4, deviations=deviations)
+    assert [costs.estimate_token_s(count) for count in (1, 2, 3, 4)] == pytest.approx([0.0, 0.5, 0.0, 0.4])
 
 
 def test_what_is_believed_of_wide_passes_holds_until_they_are_measured() -> None:
@@ -139,7 +164,7 @@ def test_what_is_believed_of_wide_passes_holds_until_they_are_measured() -> None
     costs = make_pass_costs(1.25, 0.25)
     for _ in range(1000):
         costs.update(1, 0.02)
-    assert costs.estimate_s(5) == pytest.approx(0.02 * 3.25)
+    assert estimate_pass_s(costs, 5) == pytest.approx(0.02 * 3.25)
     costs = make_pass_costs(1.25, 0.25)
     for _ in range(10):
         costs.update(5, 0.02 * 3.25)
@@ -151,9 +176,9 @@ def test_two_tokens_never_take_less_time_than_one() -> None:
     costs = make_pass_costs()
     for index in range(60):
         costs.update(1 + index % 2, 0.02)
-    assert costs.estimate_s(2) == pytest.approx(costs.plain_s, rel=0.02)
+    assert estimate_pass_s(costs, 2) == pytest.approx(costs.plain_s, rel=0.02)
     costs.update(2, 0.001)
-    assert costs.estimate_s(2) >= costs.plain_s > 0.0
+    assert estimate_pass_s(costs, 2) >= costs.plain_s > 0.0
     for width in (1, 2, 9):
         costs.update(width, 0.0)
     assert costs.plain_s >= 0.0

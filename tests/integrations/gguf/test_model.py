@@ -95,7 +95,10 @@ def test_where_no_draft_can_pay_nothing_is_drafted(  # noqa: PLR0917 - fixtures 
 def test_what_passes_cost_is_known_to_lookahead_from_the_first_answer_on(
     write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line through the widths of several rows, in plain steps; a pass is padded to a wider one that takes less."""
+    """A line through the widths of several rows, in plain steps; a pass is padded to a wider one that takes less.
+
+    With what deviates from it, the costs are those that were measured.
+    """
     seconds = {1: 2.0, 2: 5.0, 3: 7.0, 4: 6.0, 8: 8.0, 16: 12.0}
     monkeypatch.setattr(model, "find_agreeing_widths", lambda *_, **__: AgreeingWidths([1, 2, 3, 4, 8, 16], seconds))
     loaded = GgufModel(write_model(), threads=1)
@@ -103,6 +106,9 @@ def test_what_passes_cost_is_known_to_lookahead_from_the_first_answer_on(
     assert loaded.pass_costs is not None
     costs = [loaded.pass_costs.wide + loaded.pass_costs.per_token * more for more in (1, 15)]
     assert costs == pytest.approx([1.5, 5.0], abs=0.8)
+    line, deviations = loaded.pass_costs, loaded.pass_costs.deviations
+    exact = [line.wide + line.per_token * more + deviations[more - 1] for more in range(1, 16)]
+    assert exact == pytest.approx([1.5] + [2.0] * 2 + [3.0] * 4 + [5.0] * 8)
     session, widths = loaded.open(), list[int]()
     read = LlamaContext.read
 
