@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import threading
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from llm_spec._iterators import as_closable_generator
 
-__all__ = ["admitted_threads", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
+__all__ = ["Outbox", "admitted_threads", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
 
 T = TypeVar("T")
 
@@ -28,6 +31,8 @@ _MAX_THREADS: Final = 1024  # far above what models of one process admit togethe
 
 # Those that are idle are used again: a new one costs little itself, but so does not what a backend keeps for each.
 admitted_threads: Final = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="llm_spec")
+
+_WAKE_INTERVAL_S: Final = 0.025  # 40 times a second looks smooth
 
 _STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far as it is used
 _deep_call = threading.Lock()
@@ -74,13 +79,14 @@ async def iterate_in_thread(
 
     The thread is one of `executor`'s, by default of the loop's own.
 
-    Batches, because each one wakes the loop, whose work then competes with the thread's for the interpreter.
+    Batches, because to wake the loop costs time: its work competes with the thread's for the interpreter and a core.
+    So batches that follow each other within milliseconds come together, at most 50 ms late.
 
     Leaving the context sets `cancelled` and returns when the thread has ended, so that nothing of a request outlives
     it; the iterator should look at `cancelled` at least once per step. What the iterator raises, the consumer gets.
     """
     loop = asyncio.get_running_loop()
-    batches: asyncio.Queue[Sequence[T] | None] = asyncio.Queue()
+    outbox: Outbox[T] = Outbox(loop)
     cancelled = threading.Event()
     started = threading.Event()
 
@@ -91,17 +97,17 @@ async def iterate_in_thread(
         try:
             with closing(as_closable_generator(make(cancelled))) as produced:
                 for batch in produced:
-                    loop.call_soon_threadsafe(batches.put_nowait, batch)
+                    outbox.put(batch)
                     if cancelled.is_set():
                         return
         except asyncio.CancelledError as error:  # no task runs here, so it is an error like any other
             raise RuntimeError("CancelledError was raised in a worker thread, but nothing was cancelled") from error
         finally:
-            loop.call_soon_threadsafe(batches.put_nowait, None)
+            outbox.close()
 
     thread = loop.run_in_executor(executor, contextvars.copy_context().run, run_and_send)
     try:
-        async with aclosing(_receive_items(batches, thread)) as out:
+        async with aclosing(_receive_items(outbox, thread)) as out:
             yield out
     finally:
         cancelled.set()
@@ -111,8 +117,45 @@ async def iterate_in_thread(
             thread.cancel()
 
 
-async def _receive_items(batches: asyncio.Queue[Sequence[T] | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
-    while (batch := await batches.get()) is not None:
+class Outbox(Generic[T]):
+    """Batches on their way from a thread, which puts them in, to the loop, which takes them out."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._batches: deque[Sequence[T] | None] = deque()  # None: there will be no more
+        self._has_news = asyncio.Event()
+        self._last_put_s = self._last_woken_s = -math.inf
+
+    def put(self, batch: Sequence[T]) -> None:
+        """Hand over; the loop is woken unless that can wait for the next batch, if it takes as long as this one."""
+        now = time.perf_counter()
+        took_s, self._last_put_s = now - self._last_put_s, now
+        self._batches.append(batch)
+        if now + took_s - self._last_woken_s > _WAKE_INTERVAL_S:
+            self._last_woken_s = now
+            self._loop.call_soon_threadsafe(self._has_news.set)
+
+    def close(self) -> None:
+        """There are no more batches."""
+        self._batches.append(None)
+        self._loop.call_soon_threadsafe(self._has_news.set)
+
+    async def take(self) -> Sequence[T] | None:
+        """The next batch; None: there will be no more."""
+        if not self._batches:
+            # a batch that waits for the next one waits no longer than this, whatever holds the next one up
+            timer = self._loop.call_later(2 * _WAKE_INTERVAL_S, self._has_news.set)
+            try:
+                while not self._batches:
+                    self._has_news.clear()
+                    await self._has_news.wait()
+            finally:
+                timer.cancel()
+        return self._batches.popleft()
+
+
+async def _receive_items(outbox: Outbox[T], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
+    while (batch := await outbox.take()) is not None:
         for item in batch:
             yield item
     await thread  # raises what the iterator raised

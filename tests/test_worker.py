@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from llm_spec import worker
 from llm_spec.worker import admitted_threads, call_on_deep_stack, iterate_in_thread
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
@@ -39,6 +42,46 @@ async def test_items_come_as_they_are_made() -> None:
         assert await anext(items) == "first"
         extend_guess.set()
         assert await anext(items) == "second"
+
+
+@pytest.mark.parametrize(("batch_s", "least", "most"), [(0.001, 5, 12), (0.009, 90, 110), (0.1, 201, 201)])
+async def test_batches_that_come_soon_come_together(
+    monkeypatch: pytest.MonkeyPatch, batch_s: float, least: int, most: int
+) -> None:
+    """The loop is woken 40 times a second at most, and for each of them where they take longer; all come, in order."""
+    now = itertools.count()
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: batch_s * next(now))
+    loop = asyncio.get_running_loop()
+    wake, num_wakes = loop.call_soon_threadsafe, itertools.count()
+
+    def wake_and_count(callback: Callable[[], object], *arguments: Any) -> asyncio.Handle:
+        next(num_wakes)
+        return wake(callback, *arguments)
+
+    outbox = worker.Outbox[int](loop)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake_and_count)
+    for number in range(200):
+        outbox.put([number])
+    outbox.close()
+    taken = [await outbox.take() for _ in range(201)]
+    assert taken == [*([number] for number in range(200)), None]
+    assert least <= next(num_wakes) <= most
+
+
+async def test_a_batch_waits_for_the_next_one_for_a_moment_only() -> None:
+    """The next one may take for ever."""
+    has_second = threading.Event()
+
+    def make(_: threading.Event) -> Iterator[list[str]]:
+        yield ["first"]
+        yield ["second"]
+        assert has_second.wait(10)
+        yield ["third"]
+
+    async with iterate_in_thread(make) as items:
+        assert [await anext(items), await anext(items)] == ["first", "second"]
+        has_second.set()
+        assert await anext(items) == "third"
 
 
 async def test_the_loop_runs_on_meanwhile() -> None:
