@@ -13,12 +13,14 @@ from unittest.mock import patch
 from llm_spec_http.tokens import HttpTokenEndpoint
 
 from llm_spec import SampledToken, Sampling
+from llm_spec.contract.endpoint import TopTokens
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain
 
 __all__ = ["planted"]
 
 _NUM_DRAWS: Final = 4
+_ADDED_LOGPROB: Final = 2.0
 
 
 class _DraftedFirst(StreamChain):
@@ -46,9 +48,24 @@ class _DrawnAgain(HttpTokenEndpoint):
         ]
 
 
+class _DraftedLikelier(HttpTokenEndpoint):
+    """Where the draft's token is among the likeliest, it is said to be likelier than it is."""
+
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
+        rows = await super().score(token_ids, num_rows=num_rows, top=top)
+        drafted_ids = [*token_ids[len(token_ids) - num_rows + 1 :], None]
+        return [_add_logprob(row, drafted_id) for row, drafted_id in zip(rows, drafted_ids, strict=True)]
+
+
+def _add_logprob(row: TopTokens, drafted_id: int | None) -> TopTokens:
+    changed = [(token_id, logprob + _ADDED_LOGPROB * (token_id == drafted_id)) for token_id, logprob in row.top]
+    return TopTokens(tuple(sorted(changed, key=lambda each: each[1], reverse=True)))
+
+
 _FAULTS: Final[dict[str, tuple[str, type[Any]]]] = {
     "race": ("llm_spec.strategies.race.StreamChain", _DraftedFirst),
     "probe": ("llm_spec_http.provider.HttpTokenEndpoint", _DrawnAgain),
+    "score": ("llm_spec_http.provider.HttpTokenEndpoint", _DraftedLikelier),
 }
 
 

@@ -343,6 +343,7 @@ async def sample(arguments: argparse.Namespace) -> bool:
                 decoder = open_decoder(target, draft, strategy, is_eager=True)
                 for _ in range(arguments.warm_up):
                     await decoder.decode(replace(request, sampling=GREEDY))
+                await asyncio.sleep(arguments.settle_s)
                 drawn, num_accepted = await draw(decoder, request, arguments.samples)
                 chi_square, degrees = compare_draws(own, drawn)
                 print(
