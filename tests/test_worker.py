@@ -70,16 +70,19 @@ async def test_batches_that_come_soon_come_together(
 
 async def test_a_batch_waits_for_the_next_one_for_a_moment_only() -> None:
     """The next one may take for ever."""
-    has_second = threading.Event()
+    has_first, has_second = threading.Event(), threading.Event()
 
     def make(_: threading.Event) -> Iterator[list[str]]:
         yield ["first"]
+        assert has_first.wait(10)
         yield ["second"]
         assert has_second.wait(10)
         yield ["third"]
 
     async with iterate_in_thread(make) as items:
-        assert [await anext(items), await anext(items)] == ["first", "second"]
+        assert await anext(items) == "first"
+        has_first.set()
+        assert await anext(items) == "second"
         has_second.set()
         assert await anext(items) == "third"
 
