@@ -55,8 +55,8 @@ class ConfidenceCalibration:
         self._recorded = [record.limit_weight() for record in records or [ConfidenceRecord()] * NUM_CONFIDENCE_RANGES]
         self._is_draft_right = False  # by the last token of it that was judged
         self._num_right_starts = self._num_expected_starts = 0.0  # first tokens after a wrong one
-        self._confidences: list[float | None] = []  # those that were asked about last, …
-        self._survivals = [1.0]  # … and what was said of them
+        self._confidences: list[float | None] = []  # of the draft that was estimated last, …
+        self._survivals = [1.0]  # … and what they came to
 
     @property
     def rate(self) -> float:
@@ -66,7 +66,7 @@ class ConfidenceCalibration:
     def estimate_survivals(self, confidences: Sequence[float | None]) -> Sequence[float]:
         """[n]: the probability that the first n tokens of a draft are right.
 
-        It is asked after each token of a draft, so what was said of the tokens before it is kept.
+        It is called after each token of a draft, so what the tokens before it came to is kept.
         """
         num_known = len(self._confidences)
         if self._confidences != confidences[:num_known]:

@@ -338,7 +338,7 @@ class _CostAwareController:
             return False
         if self._is_trial_due:
             return True
-        price = self._rate * (self._draft_cost + self._passes.estimate_token_s(len(confidences)))
+        price = self._rate * (self._estimate_draft_cost() + self._passes.estimate_token_s(len(confidences)))
         return self._tokens.rate * self._tokens.estimate_survivals(confidences)[-1] >= price
 
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
@@ -398,7 +398,6 @@ class _CostAwareController:
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
-        self._draft_cost = draft_cost
 
     def _estimate_draft_cost(self) -> float:
         measured = self._draft.value

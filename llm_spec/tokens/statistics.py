@@ -286,13 +286,13 @@ class PassCostEstimate:
 
 
 @lru_cache(maxsize=16)
-def _list_deviations(deviations: tuple[float, ...]) -> tuple[list[float], list[float]]:
+def _list_deviations(deviations: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Deviations by the number of tokens after the first, and the least slope from each of them to a later one."""
-    by_count = [0.0, *deviations]
-    tilts = [
+    by_count = (0.0, *deviations)
+    tilts = tuple(
         min((by_count[later] - by_count[count]) / (later - count) for later in range(count + 1, len(by_count)))
         for count in range(len(by_count) - 1)
-    ]
+    )
     return by_count, tilts
 
 

@@ -66,18 +66,18 @@ def test_tokens_without_confidence_are_judged_by_all() -> None:
 
 
 def test_what_was_kept_of_a_draft_is_what_a_new_look_says() -> None:
-    """It is asked token by token, of other drafts in between, and after it has learned."""
+    """Estimates are made token by token, of other drafts in between, and after it has learned."""
     rng = random.Random(0)  # noqa: S311 - a seed gives one answer
-    asked, fresh = (ConfidenceCalibration(half_life=48.0, prior=0.7) for _ in range(2))
+    reused, fresh = (ConfidenceCalibration(half_life=48.0, prior=0.7) for _ in range(2))
     for _ in range(50):
         confidences = [rng.choice([None, rng.random()]) for _ in range(rng.randrange(1, 9))]
         for count in range(len(confidences) + 1):
-            asked.estimate_survivals(confidences[:count])
-        asked.estimate_survivals(confidences[:2])
-        asked.estimate_survivals([0.1, *confidences])
+            reused.estimate_survivals(confidences[:count])
+        reused.estimate_survivals(confidences[:2])
+        reused.estimate_survivals([0.1, *confidences])
         expected = fresh.estimate_survivals(confidences)
-        assert list(asked.estimate_survivals(confidences)) == list(expected)
+        assert list(reused.estimate_survivals(confidences)) == list(expected)
         num_right = rng.randrange(len(confidences) + 1)
-        for calibration in (asked, fresh):
+        for calibration in (reused, fresh):
             calibration.add_draft(confidences, num_right, is_wrong=num_right < len(confidences))
             calibration.decay(3)
