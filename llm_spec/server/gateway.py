@@ -105,13 +105,12 @@ class Gateway:
             if hdrs.ALLOW in error.headers:
                 refusal.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
             return refusal
-        except LlmSpecError as error:
-            return self._build_error_response(request, self._convert_error_to_problem(error))
         except asyncio.CancelledError:
             self._metrics.cancelled.inc()
             raise
         except ConnectionError:
-            raise
+            self._metrics.cancelled.inc()
+            return web.Response(status=499)  # sent to nobody; aiohttp would log what is raised, with a traceback
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
             return self._build_error_response(request, self._convert_error_to_problem(error))
 

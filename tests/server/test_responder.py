@@ -8,6 +8,7 @@ import os
 import socket
 from typing import Any, Final
 
+import aiohttp
 import pytest
 from aiohttp import web
 from support.serving import ENDPOINTS, HANGS_S, PAIR, RULES, Asking, ask, check_error, frames_of, remote, serving, until
@@ -344,6 +345,29 @@ async def test_clients_that_left_are_counted_and_leave_nothing() -> None:
         metrics = await open_requests(server)
         assert "llm_spec_open_requests 0.0" in metrics
         assert "llm_spec_cancelled_total 1.0" in metrics
+
+
+async def test_a_client_that_leaves_as_its_answer_begins_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No traceback is logged for a connection that has just closed, here or at the simulated server."""
+    prepare = web.StreamResponse.prepare
+
+    async def close_and_prepare(response: web.StreamResponse, request: web.Request) -> Any:
+        if request.transport is not None:
+            request.transport.abort()
+        return await prepare(response, request)
+
+    async with ScriptedModelServer(TEXT) as upstream, serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(web.StreamResponse, "prepare", close_and_prepare)
+            for url in (upstream.url.removesuffix("/v1"), server.url):
+                with pytest.raises(aiohttp.ClientError):
+                    async with aiohttp.request("POST", url + CHAT, json=ask(CHAT, stream=True)):
+                        pass
+        assert upstream.num_cancelled == 1
+        assert "llm_spec_cancelled_total 1.0" in await open_requests(server)
+    assert caplog.text == ""
 
 
 async def open_requests(server: Asking) -> str:

@@ -169,6 +169,8 @@ class ScriptedModelServer:
             return make_error_response(400, str(error))
         except ScriptedFailure as failure:
             return failure.response
+        except ConnectionError:
+            return web.Response(status=499)  # sent to nobody; aiohttp would log what is raised, with a traceback
 
     async def _read_body_and_faults(self, request: web.Request) -> tuple[Json, ServerFaults]:
         """The body of a request for text, and the faults its answer has."""
