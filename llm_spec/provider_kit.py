@@ -42,7 +42,8 @@ Local models
 - `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
 
 Sampling on a device
-- `philox4x32`, `NoisePurpose`: the random numbers of coupled sampling, and what each of them is drawn for.
+- `philox4x32`, `NoisePurpose`, `NOISE_GROUP_SIZE`: the random numbers of coupled sampling, what each of them is drawn
+  for, and how many tokens share the draw of their largest noise.
 - `is_greedy`, `needs_no_penalties`: what a `Sampling` asks for.
 
 Options
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
     from llm_spec.token_model_provider import TokenModelProvider
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
-    from llm_spec.tokens.noise import NoisePurpose
+    from llm_spec.tokens.noise import NOISE_GROUP_SIZE, NoisePurpose
     from llm_spec.tokens.philox import philox4x32
     from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
     from llm_spec.tools import find_constrained_part, find_message_parts
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_LOOKAHEAD",
+    "NOISE_GROUP_SIZE",
     "ChatResponseBuilder",
     "ChatTemplate",
     "ChunkReader",
@@ -149,7 +151,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
     "llm_spec.token_model_provider": "TokenModelProvider",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
-    "llm_spec.tokens.noise": "NoisePurpose",
+    "llm_spec.tokens.noise": "NOISE_GROUP_SIZE NoisePurpose",
     "llm_spec.tokens.philox": "philox4x32",
     "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
     "llm_spec.tools": "find_constrained_part find_message_parts",

@@ -25,6 +25,8 @@ MASK32 = 0xFFFFFFFF
 _NUM_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_SHIFT = np.uint64(32)
+_LOW_WORD = np.uint64(MASK32)
 
 
 def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
@@ -48,29 +50,22 @@ def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
 
 
 def _philox4x32_numpy(counter: Words, key: tuple[int, int]) -> Words:
-    """The same on numpy, twice as fast: in place, two words to a uint64, whose left shift drops the high one."""
+    """The same on numpy, in place: two words to a uint64, whose left shift drops the high one; both pairs at once."""
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)
-    pair_0, pair_1 = _pack_words(c0, c1, shape), _pack_words(c2, c3, shape)
-    product_0, product_1 = np.empty_like(pair_0), np.empty_like(pair_1)
-    for k0, k1 in _cached_round_keys(key):
-        np.right_shift(pair_0, 32, out=product_0)
-        np.right_shift(pair_1, 32, out=product_1)
-        product_0 *= np.uint64(_MULTIPLIERS[0])
-        product_1 *= np.uint64(_MULTIPLIERS[1])
-        pair_0 <<= np.uint64(32)
-        pair_1 <<= np.uint64(32)
-        pair_0 ^= product_1
-        pair_1 ^= product_0
-        pair_0 ^= np.uint64(k0 << 32)
-        pair_1 ^= np.uint64(k1 << 32)
-    halves = (pair_0 >> np.uint64(32), pair_0 & MASK32, pair_1 >> np.uint64(32), pair_1 & MASK32)
-    w0, w1, w2, w3 = (half.view(np.int64) for half in halves)
-    return w0, w1, w2, w3
-
-
-def _pack_words(high: NDArray[np.uint64], low: NDArray[np.uint64], shape: tuple[int, ...]) -> NDArray[np.uint64]:
-    return np.broadcast_to((high << np.uint64(32)) | low, shape).copy()
+    pairs = np.empty((2, *shape), dtype=np.uint64)
+    pairs[0], pairs[1] = (c0 << _SHIFT) | c1, (c2 << _SHIFT) | c3
+    products = np.empty_like(pairs)
+    columns = (2, *(1 for _ in shape))
+    multipliers = np.array(_MULTIPLIERS, dtype=np.uint64).reshape(columns)
+    for round_key in _pack_round_keys(key):
+        np.right_shift(pairs, _SHIFT, out=products)
+        products *= multipliers
+        pairs <<= _SHIFT
+        pairs ^= products[::-1]
+        pairs ^= round_key.reshape(columns)
+    high, low = (pairs >> _SHIFT).view(np.int64), (pairs & _LOW_WORD).view(np.int64)
+    return high[0], low[0], high[1], low[1]
 
 
 def _make_round_keys(key: tuple[Word, Word]) -> tuple[tuple[Word, Word], ...]:
@@ -82,3 +77,9 @@ def _make_round_keys(key: tuple[Word, Word]) -> tuple[tuple[Word, Word], ...]:
 
 
 _cached_round_keys = lru_cache(maxsize=64)(_make_round_keys)  # of ints: a tensor's content can change
+
+
+@lru_cache(maxsize=64)
+def _pack_round_keys(key: tuple[int, int]) -> tuple[NDArray[np.uint64], ...]:
+    """Both words of each round's key, as high words: [2] each."""
+    return tuple(np.array(words, dtype=np.uint64) << _SHIFT for words in _make_round_keys(key))

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from llm_spec.provider_kit import NoisePurpose, philox4x32
+from llm_spec.provider_kit import NOISE_GROUP_SIZE, NoisePurpose, philox4x32
 
 __all__ = ["make_gumbel_tensor", "make_uniform_tensor", "split_seed_into_words"]
 
@@ -34,7 +34,11 @@ def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tenso
         from llm_spec_torch.noise_triton import make_gumbel_tensor_fused  # only where there is a GPU to run it
 
         return make_gumbel_tensor_fused(key, positions, vocab_size)
-    return -torch.log(-torch.log(_draw_token_uniforms(key, positions, vocab_size)))
+    least, leaders = _draw_groups(key, positions, vocab_size)
+    tokens = torch.arange(vocab_size, device=positions.device)
+    groups = tokens // NOISE_GROUP_SIZE
+    more = -torch.log(_draw_token_uniforms(key, positions, vocab_size))
+    return -torch.log(least[..., groups] + more.masked_fill(leaders[..., groups] == tokens, 0.0))
 
 
 def make_uniform_tensor(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
@@ -49,14 +53,33 @@ def make_uniform_tensor(key: Tensor, positions: Tensor, purpose: Tensor | NoiseP
     return (word.double() + 0.5) * _SCALE
 
 
+def _draw_groups(key: Tensor, positions: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """The reference's `NoiseGroups`: least exponentials and leaders, [num_positions, num_groups] each."""
+    num_groups = -(-vocab_size // NOISE_GROUP_SIZE)
+    w0, w1, w2, w3 = _draw_words(key, positions, -(-num_groups // 2), NoisePurpose.GROUP)
+    uniforms = (torch.stack((w0, w2), dim=-1).flatten(-2)[..., :num_groups].double() + 0.5) * _SCALE
+    choices = torch.stack((w1, w3), dim=-1).flatten(-2)[..., :num_groups] >> 24
+    starts = torch.arange(num_groups, device=positions.device) * NOISE_GROUP_SIZE
+    return -torch.log(uniforms) / NOISE_GROUP_SIZE, starts + choices
+
+
 def _draw_token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """[num_positions, vocab_size]; one Philox call gives the words of four neighbouring tokens."""
-    tokens = torch.arange(-(-vocab_size // 4), device=positions.device)
-    position = positions[..., None]
-    counter = (tokens, position & _MASK32, position >> 32, int(NoisePurpose.TOKEN))
-    words = philox4x32(counter, (key[..., 0, None, None], key[..., 1, None, None]))
+    words = _draw_words(key, positions, -(-vocab_size // 4), NoisePurpose.TOKEN)
     uniforms = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size].double()
     return uniforms.add_(0.5).mul_(_SCALE)
+
+
+def _draw_words(key: Tensor, positions: Tensor, num_calls: int, purpose: NoisePurpose) -> tuple[Tensor, ...]:
+    """The four words of each call: [num_positions, num_calls] int64 each."""
+    position = positions[..., None]
+    counter = (
+        torch.arange(num_calls, device=positions.device),
+        position & _MASK32,
+        position >> 32,
+        int(purpose),
+    )
+    return philox4x32(counter, (key[..., 0, None, None], key[..., 1, None, None]))
 
 
 @cache

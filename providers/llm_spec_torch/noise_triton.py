@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from llm_spec.provider_kit import NOISE_GROUP_SIZE, NoisePurpose
+
 __all__ = ["make_gumbel_tensor_fused"]
 
 triton: Any = importlib.import_module("triton")
@@ -19,6 +21,8 @@ tl: Any = importlib.import_module("triton.language")
 _NUM_QUADS: Final = 256  # Philox calls of one program, four tokens each
 _BLOCK: Any = tl.constexpr(_NUM_QUADS)
 _SCALE: Any = tl.constexpr(2.0**-32)
+_GROUP_SIZE: Any = tl.constexpr(NOISE_GROUP_SIZE)
+_GROUP_PURPOSE: Any = tl.constexpr(int(NoisePurpose.GROUP))
 
 
 def make_gumbel_tensor_fused(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
@@ -42,20 +46,30 @@ def _gumbel_noise_kernel(out: "Any", keys: "Any", positions: "Any", vocab_size: 
     seed = tl.load(keys + 2 * row) | (tl.load(keys + 2 * row + 1) << 32)
     position = tl.load(positions + row)
     quad = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
+    token = 4 * quad
     zero = quad * 0
     low, high = zero + position.to(tl.int32), zero + (position >> 32).to(tl.int32)
+    group = token // _GROUP_SIZE
+    g0, g1, g2, g3 = tl.philox(seed, group // 2, low, high, zero + _GROUP_PURPOSE)
+    least = _exponential(tl.where(group % 2 == 0, g0, g2)) / _GROUP_SIZE
+    choice = tl.where(group % 2 == 0, g1, g3).to(tl.uint32) >> 24
+    leader = group * _GROUP_SIZE + choice.to(tl.int32)
     w0, w1, w2, w3 = tl.philox(seed, quad, low, high, zero)
     start = out + row * vocab_size
-    _store(start, w0, 4 * quad, vocab_size)
-    _store(start, w1, 4 * quad + 1, vocab_size)
-    _store(start, w2, 4 * quad + 2, vocab_size)
-    _store(start, w3, 4 * quad + 3, vocab_size)
+    tl.store(start + token, _gumbel(w0, least, leader == token), mask=token < vocab_size)
+    tl.store(start + token + 1, _gumbel(w1, least, leader == token + 1), mask=token + 1 < vocab_size)
+    tl.store(start + token + 2, _gumbel(w2, least, leader == token + 2), mask=token + 2 < vocab_size)
+    tl.store(start + token + 3, _gumbel(w3, least, leader == token + 3), mask=token + 3 < vocab_size)
 
 
-def _store_gumbel_noise(start: "Any", word: "Any", token: "Any", vocab_size: "Any") -> None:
-    uniform = (word.to(tl.uint32).to(tl.float64) + 0.5) * _SCALE
-    tl.store(start + token, -tl.log(-tl.log(uniform)), mask=token < vocab_size)
+def _draw_exponential(word: "Any") -> "Any":
+    return -tl.log((word.to(tl.uint32).to(tl.float64) + 0.5) * _SCALE)
 
 
-_store: Any = triton.jit(_store_gumbel_noise)
+def _compute_gumbel_noise(word: "Any", least: "Any", is_leader: "Any") -> "Any":
+    return -tl.log(least + tl.where(is_leader, 0.0, _exponential(word)))
+
+
+_exponential: Any = triton.jit(_draw_exponential)
+_gumbel: Any = triton.jit(_compute_gumbel_noise)
 _kernel: Any = triton.jit(_gumbel_noise_kernel)

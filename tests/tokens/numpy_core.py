@@ -20,6 +20,7 @@ from llm_spec.tokens.acceptance import (
 )
 from llm_spec.tokens.noise import NoisePurpose
 from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.token_scores import DenseScorer
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, softmax, target_rows
 
@@ -86,10 +87,9 @@ def _propose(rule: AcceptanceRule, draft: DraftName, context_ids: list[int]) -> 
 
 # --------------------------------------------------------------------------------------------------- faults
 
-_draw_uniform, _verify, _noise = (
+_draw_uniform, _verify = (
     RejectionAcceptance._draw_uniform,
     RejectionAcceptance.verify_proposal,
-    Sampler.get_gumbel_noise,
 )  # pyright: ignore[reportPrivateUsage] # to change
 
 
@@ -132,7 +132,12 @@ def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise of every position is that of the prompt's end."""
-    monkeypatch.setattr(Sampler, "get_gumbel_noise", lambda self, position: _noise(self, position - position % 8))
+    score = DenseScorer.score_likely_tokens
+    monkeypatch.setattr(
+        DenseScorer,
+        "score_likely_tokens",
+        lambda self, logprobs, position, num_best: score(self, logprobs, position - position % 8, num_best),
+    )
 
 
 def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from llm_spec.tokens.acceptance import (
     compute_residual_probs,
     make_acceptance_rule,
 )
+from llm_spec.tokens.noise import make_gumbel_noise
 from llm_spec.tokens.sampling import Sampler, is_greedy
 
 from .numpy_core import FAULTS, NumpyCore
@@ -307,7 +308,9 @@ def test_coupled_confidence_tells_how_far_a_token_is_above_the_others(sampling: 
     sampler = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4)
     logits = np.asarray(DRAFT[2], dtype=np.float64)
     token = CoupledAcceptance(sampler).choose_draft_token(logits, [0, 2])
-    second, first = np.sort(sampler.compute_logprobs(logits, [0, 2]) + sampler.get_gumbel_noise(2))[-2:]
+    second, first = np.sort(
+        sampler.compute_logprobs(logits, [0, 2]) + make_gumbel_noise(4, np.array([2]), VOCAB_SIZE)[0]
+    )[-2:]
     assert token.confidence == pytest.approx(1 - 0.7 * math.exp(-(first - second) / 2))
     lone = np.where(np.arange(VOCAB_SIZE) == token.token_id, 0.0, -np.inf)
     assert CoupledAcceptance(sampler).choose_draft_token(lone, [0, 2]) == DraftToken(token.token_id, 1.0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.tokens.noise import NoisePurpose, make_gumbel_noise
+from llm_spec.tokens.noise import make_gumbel_noise
 from llm_spec.tokens.sampling import Sampler, TokenConstraint, compute_sampling_logprobs, is_greedy, needs_no_penalties
 
 VOCAB_SIZE = 12
@@ -132,23 +132,50 @@ def test_bias_outside_the_vocabulary_is_refused() -> None:
         make_sampler(Sampling(logit_bias={12: 1.0}))
 
 
-def test_token_is_the_argmax_of_law_and_noise() -> None:
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 17_000])
+def test_token_is_the_argmax_of_law_and_noise(vocab_size: int) -> None:
     """The token at a position is the argmax of log-probabilities plus Gumbel noise of (seed, position, token)."""
-    logits = np.random.default_rng(2).normal(size=VOCAB_SIZE)
-    sampler = make_sampler(Sampling(temperature=0.5), seed=77)
+    logits = np.random.default_rng(2).normal(size=vocab_size)
+    sampler = make_sampler(Sampling(temperature=0.5), vocab_size=vocab_size, seed=77)
     for position in range(50):
-        noise = make_gumbel_noise(77, np.array([position]), VOCAB_SIZE, NoisePurpose.TOKEN)[0]
-        assert sampler.choose_token(logits, [0] * position) == int(np.argmax(logits / 0.5 + noise))
+        scores = logits / 0.5 + make_gumbel_noise(77, np.array([position]), vocab_size)[0]
+        assert sampler.choose_token(logits, [0] * position) == int(np.argmax(scores))
+        second, first = np.sort(scores)[-2:]
+        token_id, margin = sampler.sample_token_with_margin(logits / 0.5, position)
+        assert token_id == int(np.argmax(scores))
+        assert margin == pytest.approx(first - second)
 
 
-def test_noise_cache_is_bounded_and_forgetting_changes_nothing() -> None:
-    """Far positions push old rows out, and a row computed again is the same."""
-    sampler = make_sampler(Sampling(temperature=1.0), vocab_size=4096)
-    first = sampler.get_gumbel_noise(0).copy()
+@pytest.mark.parametrize(("vocab_size", "positions"), [(4096, 64), (20_000, 80)])
+def test_noise_cache_is_bounded_and_forgetting_changes_nothing(vocab_size: int, positions: int) -> None:
+    """Far positions push old ones out, and what is computed again is the same."""
+    logprobs = np.zeros(vocab_size)
+    sampler = make_sampler(Sampling(temperature=1.0), vocab_size=vocab_size)
+    first = sampler.sample_token_with_margin(logprobs, 0)
     for position in range(0, 2000, 3):
-        sampler.get_gumbel_noise(position)
-    assert sum(block.shape[0] for block in sampler._blocks.values()) <= 64  # pyright: ignore[reportPrivateUsage] # the promise
-    assert np.array_equal(sampler.get_gumbel_noise(0), first)
+        sampler.prepare_noise(position)
+    assert len(sampler._scorers) * sampler._block_length <= positions  # pyright: ignore[reportPrivateUsage] # the promise
+    assert sampler.sample_token_with_margin(logprobs, 0) == first
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 60, 400])
+@pytest.mark.parametrize("top_p", [None, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
+def test_filters_of_a_large_vocabulary_equal_a_sort(top_k: int | None, top_p: float | None, scale: float) -> None:
+    """The short ways to the largest values keep exactly what sorting all of them keeps; ties and -inf included."""
+    rng = np.random.default_rng(4)
+    for ties in (False, True):
+        logits = rng.normal(size=5000) * scale
+        logits = np.round(logits) if ties else logits
+        logits[rng.integers(0, 5000, 300)] = -np.inf
+        found = compute_sampling_logprobs(logits, Sampling(temperature=1.0, top_k=top_k, top_p=top_p), [], 0)
+        order = np.lexsort((np.arange(5000), -logits))[:top_k]
+        if top_p is not None:
+            mass = np.exp(logits[order] - logits[order[0]]).cumsum()
+            order = order[: 1 + int(np.count_nonzero(mass < top_p * mass[-1]))]
+        expected = np.full(5000, -np.inf)
+        expected[order] = logits[order]
+        assert np.array_equal(found, expected)
 
 
 def test_tiny_temperature_does_not_overflow() -> None:
