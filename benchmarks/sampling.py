@@ -47,7 +47,9 @@ def main() -> int:
     is_same = True
     for vocab_size in arguments.vocabularies:
         rng = np.random.default_rng(0)
-        logits = [(rng.normal(size=vocab_size) * 3.0).astype(np.float32) for _ in range(arguments.positions)]
+        logits: list[NDArray[np.float32]] = [
+            np.float32(3.0) * rng.standard_normal(vocab_size, np.float32) for _ in range(arguments.positions)
+        ]
         for sampling in SAMPLINGS:
             dense, dense_ids = time_scorer(DenseScorer, sampling, logits)
             sparse, sparse_ids = time_scorer(SparseScorer, sampling, logits)
