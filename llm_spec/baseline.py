@@ -27,13 +27,17 @@ class TargetSpeedBaseline:
     """The target's own speed, in seconds. One per decoder, on one event loop."""
 
     def __init__(self) -> None:
-        self.num_answers = 0
         self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
+        self.forget_answers()
+        self._piece_tokens = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
+        self._plain_steps: dict[int, _PlainSteps] = {}  # by how many answers were written at the same time
+
+    def forget_answers(self) -> None:
+        """Begin anew: what was measured of answers was not of the target alone."""
+        self.num_answers = 0
         # without evidence for a slope there is none
         self._first_s = ForwardCostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
         self._token_s = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
-        self._piece_tokens = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
-        self._plain_steps: dict[int, _PlainSteps] = {}  # by how many answers were written at the same time
 
     @property
     def num_steps(self) -> int:

@@ -6,6 +6,7 @@ from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline
+from llm_spec.draft_load_stats import DraftLoadStats
 from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
 from llm_spec.row_stats import RowCallStats
 from llm_spec.run_stats import DraftRunStats
@@ -26,8 +27,9 @@ class PairStats:
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
     rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
-    of the draft. runs: how often the draft is right. shared_vocabulary: whether its token ids are the target's.
-    lookahead_costs: of the rounds of a target in this process.
+    of the draft. draft_load: what its work costs the target's stream. runs: how often the draft is right.
+    shared_vocabulary: whether its token ids are the target's. lookahead_costs: of the rounds of a target in this
+    process.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class PairStats:
         self.rows = RowCallStats()
         self.streams = ExtraStreamStats()
         self.draft_token_s = RobustTokenCostAverage(half_life=_TOKEN_HALF_LIFE)
+        self.draft_load = DraftLoadStats()
         self.runs = DraftRunStats()
         self.shared_vocabulary = SharedVocabularyStats()
         self.lookahead_costs = LookaheadCostMemory()
@@ -57,6 +60,12 @@ class PairStats:
         if self.token_s.value is None or self.first_token_s.value is None:
             return None
         return self.first_token_s.value + max(0, num_tokens - 1) * self.token_s.value
+
+    def forget_token_times(self, token_s: float) -> None:
+        """What was measured so far was measured beside something that makes the target slower; `token_s` was not."""
+        self.token_s = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
+        self.token_s.update(1, token_s)
+        self.baseline.forget_answers()
 
     @property
     def target_token_s(self) -> float:

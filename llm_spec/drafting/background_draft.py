@@ -50,6 +50,9 @@ class BackgroundDraft:
         self.wants_second_choices = False
         self.failure: str | None = None
         self.num_tokens = 0
+        self._clock = get_loop_clock()
+        self._num_open_calls = 0
+        self._open_since_s = self._open_s = 0.0  # since when one is open, and how long some were before
         self._writing_s = 0.0
         self._num_timed = 0
         self._draft = open_draft_for_request(draft)
@@ -65,6 +68,10 @@ class BackgroundDraft:
     def token_s(self) -> float:
         """Seconds between two of the draft's tokens; 0 before it was measured."""
         return self._writing_s / self._num_timed if self._num_timed else 0.0
+
+    def measure_drafting_s(self) -> float:
+        """For how many seconds calls of the draft have been open, up to now."""
+        return self._open_s + (self._clock() - self._open_since_s if self._num_open_calls else 0.0)
 
     def list_piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
         """Of each piece that ends in `text[start:end]`: where, and in seconds how long the draft took for it.
@@ -134,6 +141,11 @@ class BackgroundDraft:
         self._run = None
         self.failure, self.ended, self.is_complete = failure, True, False
 
+    def stop(self) -> None:
+        """End what the draft is doing, and forget what it has written; it can be restarted."""
+        self._cancel_current_run()
+        self.text, self.ended, self.is_cut, self.is_complete = "", True, False, False
+
     async def aclose(self) -> None:
         """End everything that runs for it; its errors are ignored."""
         self._cancel_current_run()
@@ -172,6 +184,7 @@ class BackgroundDraft:
             run.append_piece(piece, now - began_s)
             self._publish_text(run)
 
+        self._count_open_call(1)
         try:
             async with patience:
                 await call.read_pieces(add_piece)
@@ -179,8 +192,15 @@ class BackgroundDraft:
             is_late = patience.expired() and isinstance(error, TimeoutError)
             late = f"late: the draft was silent for {self._timeout_s:.3g} s"
             self._record_run_failure(run, late if is_late else format_error_line(error))
+        finally:
+            self._count_open_call(-1)
         run.ended, run.is_cut, run.is_complete = True, self._continues and call.has_reached_max_tokens, call.is_complete
         self._publish_text(run)
+
+    def _count_open_call(self, change: int) -> None:
+        self._open_s = self.measure_drafting_s()
+        self._open_since_s = self._clock()
+        self._num_open_calls += change
 
     def _record_run_failure(self, run: _DraftRun, failure: str) -> None:
         if run is self._run:

@@ -113,8 +113,18 @@ class EncodedDraft:
             return []
         return [self._second_tokens.get(self._num_confirmed + n) for n in range(len(self.ids))]
 
+    def stop(self) -> None:
+        """Forget everything, and end what the draft is doing."""
+        self._forget_guess()
+        self._background_draft.stop()
+        self._has_open_word, self._num_encoded_characters = False, 0
+
     def restart(self, answer: str, num_tokens: int) -> None:
         """Forget everything; guess what follows `answer`."""
+        self._forget_guess()
+        self._restart_background_draft(answer, num_tokens)
+
+    def _forget_guess(self) -> None:
         self._cancel_encodings()
         self._second_tokens.clear()
         self._num_confirmed = self._num_ids = 0
@@ -123,7 +133,6 @@ class EncodedDraft:
         self._early_ids.clear()
         self.is_wrong = False
         self._open_text, self._open_text_s = "", 0.0
-        self._restart_background_draft(answer, num_tokens)
 
     def extend_guess(self, num_tokens: int) -> None:
         """Guess what follows all that was guessed; for a draft that was cut short."""

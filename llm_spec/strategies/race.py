@@ -38,11 +38,12 @@ from llm_spec.strategies.base import (
     TextGuarantee,
     find_multi_call_refusal,
 )
+from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
 from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamArrival, StreamReader
-from llm_spec.strategies.stream_scheduler import DraftRequest, StreamScheduler
+from llm_spec.strategies.stream_scheduler import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
 from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 from llm_spec.text import StopMatcher
 
@@ -126,6 +127,13 @@ class _Race:
             now_s=self._clock(),
             is_cache_shared=context.target.capabilities.shares_prompt_cache,
         )
+        self._gate = DraftGate(
+            draft,
+            context.pair_stats,
+            self._scheduler.budget,
+            self._background_draft.measure_drafting_s,
+            request.max_tokens,
+        )
         self._arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
         self._num_open_streams = 0  # with those that are being closed
@@ -149,7 +157,9 @@ class _Race:
             yield _BY_TEXT
         self._start_stream(self._root, None)
         self._preparing = asyncio.create_task(self._prepare_further_streams())
-        self._restart_draft_at_answer(DraftRequest("", self._scheduler.max_useful_draft_tokens))
+        num_draft_tokens = self._limit_draft_tokens()
+        if num_draft_tokens:
+            self._restart_draft_at_answer(DraftRequest("", self._scheduler.max_useful_draft_tokens), num_draft_tokens)
         finish: Finish | None = None
         while finish is None:
             await self._changed.wait()
@@ -235,6 +245,7 @@ class _Race:
             begins_at=stream.num_prefix_tokens,
             has_calls=self._has_server_other_calls,
             changed=self._changed.set,
+            gate=self._gate,
             arrivals=self._arrivals,
         )
         self._readers[stream], self._streams[reader] = reader, stream
@@ -308,8 +319,14 @@ class _Race:
         chain, has_begun = self._chain, stream.timer.first_s is not None
         match arrival.event:
             case TextDelta() as delta:
-                arrival.reader.count_undisturbed_tokens(count_piece_tokens(delta), arrival)
-                is_disturbed = arrival.is_disturbed and not self._is_pace_undisturbed(stream)
+                num_tokens = count_piece_tokens(delta)
+                if stream is chain.streams[0]:
+                    self._gate.add_streamed(
+                        num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls
+                    )
+                arrival.reader.count_undisturbed_tokens(num_tokens, arrival)
+                is_beside_calls = arrival.has_calls and not self._is_pace_undisturbed(stream)
+                is_disturbed = arrival.is_beside_draft or is_beside_calls
                 chain.add_delta(stream, delta, arrival.arrived_s, is_disturbed=is_disturbed)
             case Finish() as finish:
                 chain.record_stream_end(stream, finish, arrival.arrived_s, is_disturbed=arrival.is_disturbed)
@@ -385,10 +402,13 @@ class _Race:
     def _start_draft_and_streams(self) -> None:
         """Begin what is worth beginning now: a new draft, new streams."""
         feed, scheduler = self._background_draft, self._scheduler
-        if not feed.is_exhausted:
+        num_draft_tokens = self._limit_draft_tokens()
+        if not num_draft_tokens and not feed.ended:
+            feed.stop()
+        elif num_draft_tokens and not feed.is_exhausted:
             request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
-                self._restart_draft_at_answer(request)
+                self._restart_draft_at_answer(request, num_draft_tokens)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
         if num_tokens is not None:
             self._trying_prompt = asyncio.create_task(self._run_prompt_trial(num_tokens))
@@ -400,9 +420,21 @@ class _Race:
                 return
             self._start_stream(stream, parent)
 
-    def _restart_draft_at_answer(self, request: DraftRequest) -> None:
+    def _limit_draft_tokens(self) -> int:
+        """How many tokens may be drafted now; 0: none, since that makes the target slower, or may."""
+        has_room = self._pair_stats.streams.num_extra > 0
+        return self._gate.limit_draft_tokens(
+            MAX_DRAFT_REACH,
+            self._background_draft.token_s,
+            self._clock(),
+            can_pause=not has_room,
+            is_paying=has_room and not self._gate.slows_target,
+            gained_s=self._scheduler.gained_s,
+        )
+
+    def _restart_draft_at_answer(self, request: DraftRequest, num_tokens: int) -> None:
         self._num_expected_characters = self._num_seen_draft_characters = 0
-        self._background_draft.restart(request.answer, request.num_tokens)
+        self._background_draft.restart(request.answer, min(request.num_tokens, num_tokens))
 
     def _report_what_became_of_streams(self) -> Iterator[TargetStreamReport]:
         """What became of every stream; the last of them end now."""

@@ -54,6 +54,7 @@ _MIN_SPEEDUP: Final = 1.08  # of rows over the stream, in the long run, to begin
 _KEPT_SPEEDUP: Final = 1.0  # … and to go on
 _MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a server is asked for its first row
 _MIN_JUDGED_OF_PAIR: Final = 24  # tokens of a draft that were judged, before it may be found to be no good
+_FAR_SPEEDUP: Final = 1.5  # of rows, which is none of a stream that the draft makes slower
 _WATCHED_SPEEDUP: Final = 0.8  # of rows, below which nothing that the draft says is expected to change that soon
 _MAX_STAKE: Final = 0.15  # of an answer's time, that may be lost where rows end its stream
 _MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is closed
@@ -200,7 +201,7 @@ class RowScheduler:
         self._max_rows = max_rows
         self._has_branches = has_branches
         self._is_off = False  # no more rows
-        self._budget = LossBudget(pair_stats, now_s)
+        self.budget = LossBudget(pair_stats, now_s)
         self._row_trial: LatenessTrial | None = None
         self._stream_opened_s: float | None = now_s  # None: its first token has come
         self._stream_last_s = now_s
@@ -535,7 +536,7 @@ class RowScheduler:
 
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
-        return self._budget.estimate_left_s(now_s, self.max_tokens)
+        return self.budget.estimate_left_s(now_s, self.max_tokens)
 
     def is_draft_promising(self) -> bool:
         """Whether the draft is worth being asked at once where it was wrong, and not only now and then."""
@@ -543,6 +544,16 @@ class RowScheduler:
             return True
         covered = self._agreement.estimate_coverage_rate()
         return covered >= 0.5 and (not self._rows.is_measured or self._estimate_speedup_of_rows() >= _WATCHED_SPEEDUP)
+
+    def can_pause_draft(self) -> bool:
+        """Whether little is lost without a draft for some tokens: a stream is open, and rows are not far faster."""
+        is_far_faster = self._rows.is_measured and self._estimate_speedup_of_rows() >= _FAR_SPEEDUP
+        return self.stream_at is not None and not is_far_faster
+
+    def is_draft_paying(self) -> bool:
+        """Whether drafting is known to win time: rows are alone, or faster than the stream."""
+        is_faster = self._rows.is_measured and self._estimate_speedup_of_rows() >= _MIN_SPEEDUP
+        return not self._is_off and (self.stream_at is None or is_faster)
 
     def are_rows_faster_than_stream(self) -> bool:
         """Whether rows are known to be the faster way, and may write again what a stream has written, unseen."""
@@ -636,21 +647,21 @@ class RowScheduler:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""
         gained_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s
         late_s = now_s - self._phase_s - gained_s + first_s
-        self._budget.add_lost_time(late_s)
+        self.budget.add_lost_time(late_s)
         self._late_s += max(0.0, late_s)
 
     def _charge_slow_stream(self, num_tokens: int, now_s: float) -> None:
         """A stream that waits while rows are under way waits because of them: its server has no room."""
         token_s = self._pair_stats.target_token_s
         gap_s, step_s = now_s - self._stream_last_s, token_s * num_tokens
-        self._budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
+        self.budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
         if self._row_trial is not None and self._row_trial.add_streamed(num_tokens, now_s, token_s) is not None:
             self._row_trial = None
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:
             return
-        self._budget.add_lost_time(gap_s - step_s)  # a hiccup counts as well: nobody can tell
+        self.budget.add_lost_time(gap_s - step_s)  # a hiccup counts as well: nobody can tell
         if self._estimate_allowance(now_s) < 0:
             self._pause_rows()
             self._dropped_calls += self.calls

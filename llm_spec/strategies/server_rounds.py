@@ -42,6 +42,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.strategies.base import StrategyContext
+from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_remainder_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
@@ -159,6 +160,13 @@ class _ServerRounds:
             is_cache_shared=self._target.capabilities.shares_prompt_cache and not is_read_from_scores,
             has_branches=not is_read_from_scores,
         )
+        self._gate = DraftGate(
+            draft,
+            context.pair_stats,
+            self._scheduler.budget,
+            self._background_draft.measure_drafting_s,
+            request.max_tokens,
+        )
         self._prompt_ids: list[int] | None = None
         self._stream: StreamReader | None = None
         self._tasks: dict[RowCall, asyncio.Task[None]] = {}
@@ -179,7 +187,7 @@ class _ServerRounds:
         """The answer; the last event is its `Finish`, unless the target broke off without one."""
         self._open_stream(self._endpoint.stream_chat(self._request))
         self._encoding = asyncio.create_task(self._encode_prompt())
-        self._restart_draft_after_answer()
+        self._encode_and_extend_draft()
         wait_s: float | None = 0.0
         while not self._is_over and self._error is None:
             await self._wait_for_change(wait_s)
@@ -273,7 +281,10 @@ class _ServerRounds:
             self._give_up_rows(background.failure)
         if self._has_given_up:
             return
-        if encoded.is_wrong and self._scheduler.is_draft_promising():
+        if not self._limit_draft_tokens():
+            if encoded.ids or not background.ended:
+                encoded.stop()
+        elif encoded.is_wrong and self._scheduler.is_draft_promising():
             self._restart_draft_after_answer()
         elif encoded.is_wrong:
             self._restart_draft_later()
@@ -286,7 +297,7 @@ class _ServerRounds:
         encoded = self._encoded_draft
         if self._background_draft.is_cut and self._background_draft.text:
             if len(encoded.ids) < _DRAFT_TOKENS:
-                encoded.extend_guess(_DRAFT_TOKENS)
+                encoded.extend_guess(self._limit_draft_tokens())
         elif not encoded.ids:
             self._restart_draft_later()
 
@@ -304,7 +315,18 @@ class _ServerRounds:
         self._background_draft.wants_second_choices = (  # none has a row before a call was measured
             may_branch and rows.is_measured and rows.second_tokens.is_worth_requesting
         )
-        self._encoded_draft.restart(self._answer.text, _DRAFT_TOKENS)
+        self._encoded_draft.restart(self._answer.text, self._limit_draft_tokens())
+
+    def _limit_draft_tokens(self) -> int:
+        """How many tokens may be drafted now; 0: none, since that makes the target slower, or may."""
+        scheduler = self._scheduler
+        return self._gate.limit_draft_tokens(
+            _DRAFT_TOKENS,
+            self._background_draft.token_s,
+            self._clock(),
+            can_pause=scheduler.can_pause_draft(),
+            is_paying=scheduler.is_draft_paying(),
+        )
 
     # ------------------------------------------------------------------------------------------- calls
 
@@ -395,6 +417,7 @@ class _ServerRounds:
             begins_at=len(self._scheduler.ids),
             has_calls=self._has_other_server_calls,
             changed=self._changed.set,
+            gate=self._gate,
         )
 
     def _close_stream(self) -> None:
@@ -452,7 +475,10 @@ class _ServerRounds:
         scheduler = self._scheduler
         is_needed = self._is_plain or (scheduler.stream_at == len(scheduler.ids) and not scheduler.is_stream_at_rows)
         if isinstance(event, TextDelta):
-            stream.time_arrived_tokens(count_piece_tokens(event), arrival)
+            num_tokens = count_piece_tokens(event)
+            if not self._is_plain:
+                self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
+            stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
             await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)
         elif isinstance(event, Progress):

@@ -11,6 +11,7 @@ from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.chat import Finish, StreamEvent
 from llm_spec.pair_stats import StreamTimer
+from llm_spec.strategies.draft_gate import DraftGate
 
 __all__ = ["MIN_BASELINE_TOKENS", "StreamArrival", "StreamReader"]
 
@@ -23,8 +24,16 @@ class StreamArrival(NamedTuple):
 
     event: StreamEvent | Exception | None
     arrived_s: float
-    is_disturbed: bool  # whether calls were under way then, or when the one before it arrived
     reader: StreamReader
+    has_calls: bool  # whether calls were under way then, or when the one before it arrived
+    seconds: float  # since the one before, or since the stream was opened, …
+    drafting_s: float  # … and for how long of them the draft wrote, …
+    is_beside_draft: bool  # … which may have made it later
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether it says nothing of the stream alone."""
+        return self.has_calls or self.is_beside_draft
 
 
 class StreamReader:
@@ -42,6 +51,7 @@ class StreamReader:
         begins_at: int,
         has_calls: Callable[[], bool],
         changed: Callable[[], None],
+        gate: DraftGate | None = None,
         arrivals: asyncio.Queue[StreamArrival] | None = None,
     ) -> None:
         self.begins_at = begins_at
@@ -50,10 +60,13 @@ class StreamReader:
         self.is_in_step = self.is_at_boundary = True
         self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
         self._undisturbed_s = timer.opened_s  # … the last of them at this time
+        self._drafting_s = 0.0  # until then, though that was not known to disturb
         self._is_disturbed = self._had_calls = False
         self._has_calls = has_calls
         self._changed = changed
         self._clock = get_loop_clock()
+        self._gate = gate
+        self._last_s, self._last_drafting_s = timer.opened_s, self._measure_drafting_s()
         self.task = asyncio.create_task(self._read_stream_to_end(opened))
 
     def time_arrived_tokens(self, num_tokens: int, arrival: StreamArrival) -> None:
@@ -65,6 +78,8 @@ class StreamReader:
         """Count what came, before its time is taken elsewhere."""
         is_first = self.timer.first_s is None
         self._is_disturbed |= arrival.is_disturbed
+        if not self._is_disturbed:
+            self._drafting_s += arrival.drafting_s
         if not (self._is_disturbed or is_first):
             self._num_undisturbed += num_tokens
             self._undisturbed_s = arrival.arrived_s
@@ -88,6 +103,10 @@ class StreamReader:
         `tokens_per_piece`: how many the server counts for one that was counted here.
         """
         first_s, num_tokens = self.timer.first_s, self._num_undisturbed
+        if self._gate is not None and self._gate.may_disturb(
+            self._drafting_s, self._undisturbed_s - self.timer.opened_s
+        ):
+            return
         if self.begins_at == 0 and num_tokens >= MIN_BASELINE_TOKENS and first_s is not None:
             rest_s = self._undisturbed_s - first_s if token_s is None else num_tokens * token_s
             num_counted = max(1, round(num_tokens * tokens_per_piece))
@@ -107,7 +126,16 @@ class StreamReader:
     async def _put_event(self, event: StreamEvent | Exception | None) -> None:
         if self.arrivals.full():
             self.timer.stop_timing()
-        has_calls = self._has_calls()
-        await self.arrivals.put(StreamArrival(event, self._clock(), has_calls or self._had_calls, self))
-        self._had_calls = has_calls
+        await self.arrivals.put(self._make_arrival(event))
         self._changed()
+
+    def _make_arrival(self, event: StreamEvent | Exception | None) -> StreamArrival:
+        now_s, now_drafting_s, has_calls = self._clock(), self._measure_drafting_s(), self._has_calls()
+        seconds, drafting_s = now_s - self._last_s, now_drafting_s - self._last_drafting_s
+        is_beside_draft = self._gate is not None and self._gate.may_disturb(drafting_s, seconds)
+        arrival = StreamArrival(event, now_s, self, has_calls or self._had_calls, seconds, drafting_s, is_beside_draft)
+        self._last_s, self._last_drafting_s, self._had_calls = now_s, now_drafting_s, has_calls
+        return arrival
+
+    def _measure_drafting_s(self) -> float:
+        return 0.0 if self._gate is None else self._gate.measure_drafting_s()

@@ -31,11 +31,11 @@ from llm_spec.strategies.prompt_trial import PromptTrial
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
 
-__all__ = ["DraftRequest", "PromptTokenCosts", "StreamScheduler"]
+__all__ = ["MAX_DRAFT_REACH", "DraftRequest", "PromptTokenCosts", "StreamScheduler"]
 
 _MIN_SEGMENT: Final = 2  # tokens
 _MAX_SEGMENT: Final = 64
-_MAX_DRAFT_REACH: Final = 1024
+MAX_DRAFT_REACH: Final = 1024  # tokens that are drafted at once at most
 _SEGMENT_SHARE: Final = 1.5  # of the tokens that the draft is right, one stream's part of them
 _SEGMENT_GROWTH: Final = 0.3  # of a segment, where the draft is less likely by a factor of e to be right
 _MIN_SURVIVAL: Final = 0.02  # a stream that is less likely to be of use is not worth its tokens
@@ -98,6 +98,7 @@ class StreamScheduler:
         self.are_streams_held = False  # they write nothing until it is known that they may
         self.is_off = False  # nothing more is begun
         self.num_opened = 0  # streams beside the first one, in all
+        self.gained_s = 0.0  # by taking over what they had written
         self.can_read_prompt_part = False  # whether a part of the prompt can be read by itself
         self.prompt_trial = PromptTrial(pair_stats.rows.reading, is_cache_shared=is_cache_shared)
         self._chain = chain
@@ -108,7 +109,7 @@ class StreamScheduler:
         self._max_streams = max_streams
         self._max_extra_cost = max_extra_cost
         self._max_tokens = max_tokens
-        self._budget = LossBudget(pair_stats, now_s)
+        self.budget = LossBudget(pair_stats, now_s)
         self._num_rest_tokens = 0  # tokens to wait before the draft begins anew …
         self._resting: RaceStream | None = None  # … while this one is the last …
         self._rest_until = 0  # … until it has written so many
@@ -136,10 +137,10 @@ class StreamScheduler:
     @property
     def max_useful_draft_tokens(self) -> int:
         """Tokens that are worth drafting at once: as far as all streams together can reach."""
-        num_likely = self._pair_stats.runs.count_likely_tokens(self._chain.run_length, _MIN_SURVIVAL, _MAX_DRAFT_REACH)
+        num_likely = self._pair_stats.runs.count_likely_tokens(self._chain.run_length, _MIN_SURVIVAL, MAX_DRAFT_REACH)
         num_reached = math.ceil(self._estimate_lead_tokens())
         num_reached += 2 * (self._max_streams + 1) * self.num_tokens_between_streams
-        return min(num_reached, max(num_likely, _MIN_USEFUL_RUN, self.num_tokens_between_streams), _MAX_DRAFT_REACH)
+        return min(num_reached, max(num_likely, _MIN_USEFUL_RUN, self.num_tokens_between_streams), MAX_DRAFT_REACH)
 
     def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
         """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
@@ -248,7 +249,7 @@ class StreamScheduler:
 
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
-        return self._budget.estimate_left_s(now_s, self._max_tokens)
+        return self.budget.estimate_left_s(now_s, self._max_tokens)
 
     def _estimate_survival(self, num_tokens: int) -> float:
         """The probability that the draft's next tokens are all right."""
@@ -259,7 +260,7 @@ class StreamScheduler:
         first_s = self._stats.first_s.value
         if first_s is None:
             return self._pair_stats.num_tokens_per_first_token_wait
-        return min(first_s / self._pair_stats.target_token_s, float(_MAX_DRAFT_REACH))
+        return min(first_s / self._pair_stats.target_token_s, float(MAX_DRAFT_REACH))
 
     def _count_unverified_tokens(self, tail: RaceStream) -> int:
         """How many tokens the draft has to be right for what the last stream has written to be the answer."""
@@ -312,7 +313,7 @@ class StreamScheduler:
             return
         last_s, self._last_s = self._last_s, arrived_s
         step_s = self._pair_stats.target_token_s
-        self._budget.add_lost_time(self.prompt_trial.add_streamed(num_new, arrived_s, step_s))
+        self.budget.add_lost_time(self.prompt_trial.add_streamed(num_new, arrived_s, step_s))
         if last_s is None or num_open < 2 or self._pair_stats.token_s.value is None:
             self._opening.clear()
             self._charge_lost_time()
@@ -323,6 +324,7 @@ class StreamScheduler:
             self._first_stream, self._has_come_alone = self._chain.streams[0], False
             self._opening.clear()
             self._late_s += gap_s - step_s * num_new
+            self.gained_s += max(0.0, step_s * num_new - gap_s)
         elif not self._has_come_alone:  # since what it wrote before, and that came all at once
             self._has_come_alone = True
         else:
@@ -369,7 +371,7 @@ class StreamScheduler:
 
     def _charge_lost_time(self) -> None:
         if self._late_s > 0.0:
-            self._budget.add_lost_time(self._late_s)
+            self.budget.add_lost_time(self._late_s)
             self._late_s = 0.0
 
     def record_answer_end(self) -> None:

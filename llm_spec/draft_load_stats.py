@@ -1,0 +1,68 @@
+"""DraftLoadStats: what the draft's work costs the target's stream. They may share a machine, or a server."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec.tokens.statistics import TokenCostMean
+
+__all__ = ["DraftLoadStats"]
+
+_HALF_LIFE: Final = 256.0  # tokens
+_KEPT: Final = 0.98  # of what is known of a stream beside the draft, with each stretch that is added
+_MIN_ALONE: Final = 4  # tokens of a stream alone, …
+_MIN_BESIDE: Final = 8  # … and stretches beside the draft, before anything is known
+_MAX_BESIDE: Final = 16  # stretches without a stream alone: by then a draft that pays has shown it
+_MAX_HARMLESS: Final = 0.1  # seconds that a stream is later by a second of drafting, which may be noise
+
+
+class DraftLoadStats:
+    """How much later the target's stream is for each second that the draft writes beside it."""
+
+    def __init__(self) -> None:
+        self._alone = TokenCostMean(half_life=_HALF_LIFE)
+        self._num_alone = self._num_stretches = self._num_beside_calls = 0
+        self._tokens = self._seconds = self._drafting_s = 0.0  # beside the draft
+
+    def add_alone(self, num_tokens: int, seconds: float) -> None:
+        """A stream wrote so many tokens while the draft wrote nothing."""
+        self._num_alone += num_tokens
+        self._alone.update(num_tokens, seconds)
+
+    def add_beside(self, num_tokens: int, seconds: float, drafting_s: float) -> None:
+        """A stream wrote so many tokens, and the draft wrote for `drafting_s` of that time."""
+        self._num_stretches += 1
+        self._tokens = _KEPT * self._tokens + num_tokens
+        self._seconds = _KEPT * self._seconds + seconds
+        self._drafting_s = _KEPT * self._drafting_s + drafting_s
+
+    def add_beside_calls(self) -> None:
+        """A stretch beside the draft and other work, which tells nothing of the draft."""
+        self._num_beside_calls += 1
+
+    @property
+    def alone_token_s(self) -> float | None:
+        """Seconds for a token of a stream alone; None: not measured yet."""
+        return self._alone.value
+
+    @property
+    def lacks_comparison(self) -> bool:
+        """Whether a stream was timed beside the draft, and not alone."""
+        num_beside = self._num_stretches + self._num_beside_calls
+        return num_beside >= _MAX_BESIDE and self._num_alone < _MIN_ALONE
+
+    @property
+    def is_measured(self) -> bool:
+        return self._num_stretches >= _MIN_BESIDE and self._num_alone >= _MIN_ALONE
+
+    @property
+    def late_s_per_s(self) -> float:
+        """Seconds that a stream is later for a second of drafting; 0 before that is measured."""
+        if not self.is_measured or self._alone.value is None:
+            return 0.0
+        return max(0.0, (self._seconds - self._tokens * self._alone.value) / self._drafting_s)
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether the draft is known to make the target slower."""
+        return self.late_s_per_s > _MAX_HARMLESS
