@@ -317,13 +317,16 @@ class AnswerRecorder:
         cost_tracker: CostTracker,
         baseline: TargetSpeedBaseline,
         is_undiscovered: bool = False,
+        is_draft_harmful: bool = False,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         total_s = self._clock() - self._started_s
         stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
-        reason, detail = self._find_plain_reason(strategy_choice, is_undiscovered=is_undiscovered)
+        reason, detail = self._find_plain_reason(
+            strategy_choice, is_undiscovered=is_undiscovered, is_draft_harmful=is_draft_harmful
+        )
         plain_s, basis = self._estimate_plain_answer_time(strategy_choice, usage, total_s, baseline)
         return SpeculativeResult(
             content=self.content,
@@ -361,7 +364,7 @@ class AnswerRecorder:
         )
 
     def _find_plain_reason(
-        self, strategy_choice: StrategyChoice, *, is_undiscovered: bool
+        self, strategy_choice: StrategyChoice, *, is_undiscovered: bool, is_draft_harmful: bool
     ) -> tuple[PlainReason | None, str | None]:
         """Why nothing was speculated, and more of it; two Nones where something was."""
         if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
@@ -372,14 +375,17 @@ class AnswerRecorder:
             return "retried", self._retries[0].reason
         if self._fallbacks:
             return self._fallbacks[-1].cause, self._fallbacks[-1].reason
-        return "discovery" if is_undiscovered else self._find_unverified_reason(strategy_choice.strategy), None
+        if is_undiscovered:
+            return "discovery", None
+        return self._find_unverified_reason(strategy_choice.strategy, is_draft_harmful=is_draft_harmful), None
 
-    def _find_unverified_reason(self, strategy: StrategyEntry) -> PlainReason | None:
+    def _find_unverified_reason(self, strategy: StrategyEntry, *, is_draft_harmful: bool) -> PlainReason | None:
         """Why nothing that was drafted was verified, or nothing was drafted; None: nobody knows."""
         drafted = self.draft_usage
         if not strategy.reports_drafts:
             return None
-        if strategy.target == "server" and drafted is not None and drafted.output_tokens:  # weighed within the answer
+        has_drafted = drafted is not None and drafted.output_tokens
+        if strategy.target == "server" and (has_drafted or is_draft_harmful):  # weighed within the answer
             return "not_worthwhile"
         return "nothing_drafted"
 

@@ -63,13 +63,15 @@ async def time_answers(
     draft = BusyDraft(WORDS, agreement, 1, first_token_s=DRAFT_S, token_s=DRAFT_S)
     target = SharedMachine(draft, slowdown, first_token_s=0.1, token_s=STEP_S, row_s=row_s, by_ids=True)
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=streams, baseline_every=0)
-    clock, ratios = asyncio.get_running_loop().time, []
+    clock, ratios, reasons = asyncio.get_running_loop().time, [], []
     async with SpeculativeDecoder(draft, target, config) as decoder:
         for _ in range(num_answers):
             started = clock()
             result = await decoder.decode("Go on.", temperature=0)
             assert result.content == WORDS
+            reasons.append(result.plain_reason)
             ratios.append((0.1 + 95 * STEP_S) / (clock() - started))
+    assert slowdown == 0.0 or set(reasons[1:]) <= {None, "not_worthwhile"}  # not: nothing was drafted
     return ratios
 
 
