@@ -24,8 +24,7 @@ _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more 
 class DraftGate:
     """One answer, and its draft. `measure_drafting_s`: for how many seconds the draft has been writing.
 
-    Always open for a draft that asks no model, and for one that writes its answer once, which can be stopped but not
-    restarted.
+    `is_open`: the draft may always write, since it asks no model, or writes its answer once and cannot be restarted.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class DraftGate:
     ) -> None:
         can = get_draft_capabilities(draft)
         self.measure_drafting_s = measure_drafting_s
-        self._is_open = can.is_free or not can.continues_prefix
+        self.is_open = can.is_free or not can.continues_prefix
         self._pair_stats = pair_stats
         self._load = pair_stats.draft_load
         self._budget = budget
@@ -48,7 +47,7 @@ class DraftGate:
     @property
     def slows_target(self) -> bool:
         """Whether the draft is known to make the target slower."""
-        return not self._is_open and self._load.is_harmful
+        return not self.is_open and self._load.is_harmful
 
     def may_disturb(self, drafting_s: float, seconds: float) -> bool:
         """Whether a stream is later since a draft wrote for `drafting_s` of so many seconds."""
@@ -56,7 +55,7 @@ class DraftGate:
 
     def add_streamed(self, num_tokens: int, seconds: float, drafting_s: float, *, has_calls: bool = False) -> None:
         """A stream wrote so many tokens while the draft wrote for `drafting_s`. `has_calls`: beside other work, too."""
-        if self._is_open or not num_tokens:
+        if self.is_open or not num_tokens:
             return
         if not self._has_begun:  # the first token's time is that of the prompt, too
             self._has_begun = True
@@ -91,9 +90,11 @@ class DraftGate:
         `can_pause`: a stream is open that goes on meanwhile. `is_paying`: drafting is known to win more time than it
         costs. `gained_s`: that it has won in this answer.
         """
-        if can_pause and self._load.lacks_comparison and not self._is_open:
+        if self.is_open:
+            return num_tokens
+        if can_pause and self._load.lacks_comparison:
             return 0
-        if self._is_open or is_paying or not self._load.is_harmful:
+        if is_paying or not self._load.is_harmful:
             return num_tokens
         if not self._has_begun:
             return 0

@@ -187,7 +187,9 @@ class _ServerRounds:
         """The answer; the last event is its `Finish`, unless the target broke off without one."""
         self._open_stream(self._endpoint.stream_chat(self._request))
         self._encoding = asyncio.create_task(self._encode_prompt())
-        self._encode_and_extend_draft()
+        num_draft_tokens = self._limit_draft_tokens()
+        if num_draft_tokens:
+            self._restart_draft_after_answer(num_draft_tokens)
         wait_s: float | None = 0.0
         while not self._is_over and self._error is None:
             await self._wait_for_change(wait_s)
@@ -281,45 +283,48 @@ class _ServerRounds:
             self._give_up_rows(background.failure)
         if self._has_given_up:
             return
-        if not self._limit_draft_tokens():
+        num_tokens = self._limit_draft_tokens()
+        if not num_tokens:
             if encoded.ids or not background.ended:
                 encoded.stop()
         elif encoded.is_wrong and self._scheduler.is_draft_promising():
-            self._restart_draft_after_answer()
+            self._restart_draft_after_answer(num_tokens)
         elif encoded.is_wrong:
-            self._restart_draft_later()
+            self._restart_draft_later(num_tokens)
         elif encoded.is_idle and not background.is_exhausted:
-            self._extend_draft()
+            self._extend_draft(num_tokens)
         encoded.encode_new_text()
 
-    def _extend_draft(self) -> None:
+    def _extend_draft(self, num_draft_tokens: int) -> None:
         """Ask the draft for more, or anew where it has nothing to say; after it was of no use, later and later."""
         encoded = self._encoded_draft
         if self._background_draft.is_cut and self._background_draft.text:
             if len(encoded.ids) < _DRAFT_TOKENS:
-                encoded.extend_guess(self._limit_draft_tokens())
+                encoded.extend_guess(num_draft_tokens)
         elif not encoded.ids:
-            self._restart_draft_later()
+            self._restart_draft_later(num_draft_tokens)
 
-    def _restart_draft_later(self) -> None:
+    def _restart_draft_later(self, num_draft_tokens: int) -> None:
         """Begin the draft anew, each time after more tokens than the last time."""
         num_tokens = len(self._scheduler.ids)
         if num_tokens >= self._resume_at:
             self._num_rest_tokens = min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
             self._resume_at = num_tokens + self._num_rest_tokens
-            self._restart_draft_after_answer()
+            self._restart_draft_after_answer(num_draft_tokens)
 
-    def _restart_draft_after_answer(self) -> None:
+    def _restart_draft_after_answer(self, num_tokens: int) -> None:
         self._scheduler.draft.record_restart(self._clock())
         rows, may_branch = self._pair_stats.rows, not self._is_read_from_scores
         self._background_draft.wants_second_choices = (  # none has a row before a call was measured
             may_branch and rows.is_measured and rows.second_tokens.is_worth_requesting
         )
-        self._encoded_draft.restart(self._answer.text, self._limit_draft_tokens())
+        self._encoded_draft.restart(self._answer.text, num_tokens)
 
     def _limit_draft_tokens(self) -> int:
         """How many tokens may be drafted now; 0: none, since that makes the target slower, or may."""
         scheduler = self._scheduler
+        if self._gate.is_open:  # the estimates below need not be made
+            return _DRAFT_TOKENS
         return self._gate.limit_draft_tokens(
             _DRAFT_TOKENS,
             self._background_draft.token_s,

@@ -51,7 +51,7 @@ class StreamReader:
         begins_at: int,
         has_calls: Callable[[], bool],
         changed: Callable[[], None],
-        gate: DraftGate | None = None,
+        gate: DraftGate,
         arrivals: asyncio.Queue[StreamArrival] | None = None,
     ) -> None:
         self.begins_at = begins_at
@@ -66,7 +66,7 @@ class StreamReader:
         self._changed = changed
         self._clock = get_loop_clock()
         self._gate = gate
-        self._last_s, self._last_drafting_s = timer.opened_s, self._measure_drafting_s()
+        self._last_s, self._last_drafting_s = timer.opened_s, gate.measure_drafting_s()
         self.task = asyncio.create_task(self._read_stream_to_end(opened))
 
     def time_arrived_tokens(self, num_tokens: int, arrival: StreamArrival) -> None:
@@ -103,9 +103,8 @@ class StreamReader:
         `tokens_per_piece`: how many the server counts for one that was counted here.
         """
         first_s, num_tokens = self.timer.first_s, self._num_undisturbed
-        if self._gate is not None and self._gate.may_disturb(
-            self._drafting_s, self._undisturbed_s - self.timer.opened_s
-        ):
+        was_beside_draft = self._gate.may_disturb(self._drafting_s, self._undisturbed_s - self.timer.opened_s)
+        if token_s is None and was_beside_draft:
             return
         if self.begins_at == 0 and num_tokens >= MIN_BASELINE_TOKENS and first_s is not None:
             rest_s = self._undisturbed_s - first_s if token_s is None else num_tokens * token_s
@@ -130,12 +129,9 @@ class StreamReader:
         self._changed()
 
     def _make_arrival(self, event: StreamEvent | Exception | None) -> StreamArrival:
-        now_s, now_drafting_s, has_calls = self._clock(), self._measure_drafting_s(), self._has_calls()
+        now_s, now_drafting_s, has_calls = self._clock(), self._gate.measure_drafting_s(), self._has_calls()
         seconds, drafting_s = now_s - self._last_s, now_drafting_s - self._last_drafting_s
-        is_beside_draft = self._gate is not None and self._gate.may_disturb(drafting_s, seconds)
+        is_beside_draft = self._gate.may_disturb(drafting_s, seconds)
         arrival = StreamArrival(event, now_s, self, has_calls or self._had_calls, seconds, drafting_s, is_beside_draft)
         self._last_s, self._last_drafting_s, self._had_calls = now_s, now_drafting_s, has_calls
         return arrival
-
-    def _measure_drafting_s(self) -> float:
-        return 0.0 if self._gate is None else self._gate.measure_drafting_s()

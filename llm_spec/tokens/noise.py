@@ -42,7 +42,6 @@ Floats: TypeAlias = NDArray[np.float64]
 NOISE_GROUP_SIZE: Final = 256  # tokens
 
 _SCALE = 2.0**-32
-_LEADER_BITS = 8  # of a word, that choose one of the tokens of a group
 
 
 class NoisePurpose(IntEnum):
@@ -110,7 +109,8 @@ def draw_noise_groups(seed: int, positions: NDArray[np.int64], vocab_size: int) 
     words = np.stack([w0, w2], axis=-1).reshape(len(positions), -1)[:, :num_groups]
     choices = np.stack([w1, w3], axis=-1).reshape(len(positions), -1)[:, :num_groups]
     least = _replace_by_negative_log((words + 0.5) * _SCALE) / NOISE_GROUP_SIZE
-    return NoiseGroups(least, np.arange(num_groups) * NOISE_GROUP_SIZE + (choices >> (32 - _LEADER_BITS)))
+    leaders = np.arange(num_groups) * NOISE_GROUP_SIZE + (choices * NOISE_GROUP_SIZE >> 32)
+    return NoiseGroups(least, leaders)
 
 
 def make_gumbel_noise(seed: int, positions: NDArray[np.int64], vocab_size: int) -> Floats:

@@ -58,7 +58,7 @@ def _draw_groups(key: Tensor, positions: Tensor, vocab_size: int) -> tuple[Tenso
     num_groups = -(-vocab_size // NOISE_GROUP_SIZE)
     w0, w1, w2, w3 = _draw_words(key, positions, -(-num_groups // 2), NoisePurpose.GROUP)
     uniforms = (torch.stack((w0, w2), dim=-1).flatten(-2)[..., :num_groups].double() + 0.5) * _SCALE
-    choices = torch.stack((w1, w3), dim=-1).flatten(-2)[..., :num_groups] >> 24
+    choices = torch.stack((w1, w3), dim=-1).flatten(-2)[..., :num_groups] * NOISE_GROUP_SIZE >> 32
     starts = torch.arange(num_groups, device=positions.device) * NOISE_GROUP_SIZE
     return -torch.log(uniforms) / NOISE_GROUP_SIZE, starts + choices
 

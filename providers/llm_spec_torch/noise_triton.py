@@ -52,7 +52,7 @@ def _gumbel_noise_kernel(out: "Any", keys: "Any", positions: "Any", vocab_size: 
     group = token // _GROUP_SIZE
     g0, g1, g2, g3 = tl.philox(seed, group // 2, low, high, zero + _GROUP_PURPOSE)
     least = _exponential(tl.where(group % 2 == 0, g0, g2)) / _GROUP_SIZE
-    choice = tl.where(group % 2 == 0, g1, g3).to(tl.uint32) >> 24
+    choice = tl.where(group % 2 == 0, g1, g3).to(tl.uint32).to(tl.int64) * _GROUP_SIZE >> 32
     leader = group * _GROUP_SIZE + choice.to(tl.int32)
     w0, w1, w2, w3 = tl.philox(seed, quad, low, high, zero)
     start = out + row * vocab_size

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from llm_spec import ChatRequest, DraftPiece, SpeculativeConfig, SpeculativeDecoder
+from llm_spec import ChatRequest, DraftPiece, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.contract.draft import DraftCapabilities
 from llm_spec.draft_load_stats import DraftLoadStats
 from llm_spec.pair_stats import PairStats
@@ -56,23 +56,32 @@ class SharedMachine(SimulatedTarget):
         self._alone_s = seconds
 
 
+class TimedAnswer(NamedTuple):
+    """How many times as fast as the target alone it was, and the answer."""
+
+    ratio: float
+    result: SpeculativeResult
+
+
 async def time_answers(
     strategy: str, slowdown: float, *, row_s: float, streams: int, num_answers: int, agreement: float = 0.9
-) -> list[float]:
-    """How many times as fast as the target alone each answer of a decoder is; and what it says of itself."""
+) -> list[TimedAnswer]:
+    """The answers of a new decoder, one after another."""
     draft = BusyDraft(WORDS, agreement, 1, first_token_s=DRAFT_S, token_s=DRAFT_S)
     target = SharedMachine(draft, slowdown, first_token_s=0.1, token_s=STEP_S, row_s=row_s, by_ids=True)
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=streams, baseline_every=0)
-    clock, ratios, reasons = asyncio.get_running_loop().time, [], []
+    clock, answers = asyncio.get_running_loop().time, list[TimedAnswer]()
     async with SpeculativeDecoder(draft, target, config) as decoder:
         for _ in range(num_answers):
             started = clock()
             result = await decoder.decode("Go on.", temperature=0)
             assert result.content == WORDS
-            reasons.append(result.plain_reason)
-            ratios.append((0.1 + 95 * STEP_S) / (clock() - started))
-    assert slowdown == 0.0 or set(reasons[1:]) <= {None, "not_worthwhile"}  # not: nothing was drafted
-    return ratios
+            answers.append(TimedAnswer((0.1 + 95 * STEP_S) / (clock() - started), result))
+    return answers
+
+
+def compute_total_ratio(answers: Sequence[TimedAnswer]) -> float:
+    return len(answers) / sum(1 / answer.ratio for answer in answers)
 
 
 # one stream at a time; a draft that is wrong half of the time, and rows that cost almost a step each
@@ -84,9 +93,14 @@ def test_a_draft_that_slows_its_target_and_wins_nothing_is_stopped(
     strategy: str, agreement: float, row_s: float, streams: int
 ) -> None:
     """Ten answers together are nearly as fast as without it; in the first one it is found out."""
-    ratios = run_virtual(time_answers(strategy, 0.5, agreement=agreement, row_s=row_s, streams=streams, num_answers=10))
-    assert len(ratios) / sum(1 / ratio for ratio in ratios) >= 0.93
-    assert min(ratios[1:]) >= 0.96
+    answers = run_virtual(
+        time_answers(strategy, 0.5, agreement=agreement, row_s=row_s, streams=streams, num_answers=10)
+    )
+    assert compute_total_ratio(answers) >= 0.93
+    assert min(answer.ratio for answer in answers[1:]) >= 0.96
+    assert {answer.result.plain_reason for answer in answers[1:]} <= {None, "not_worthwhile"}  # not: nothing drafted
+    for answer in answers[1:]:
+        assert answer.result.speedup == pytest.approx(answer.ratio, rel=0.01)
 
 
 @pytest.mark.parametrize(("strategy", "agreement", "row_s", "streams"), NO_ROOM)
@@ -99,15 +113,17 @@ def test_a_gate_that_is_always_open_is_noticed(
         return num_tokens
 
     monkeypatch.setattr(DraftGate, "limit_draft_tokens", allow)
-    ratios = run_virtual(time_answers(strategy, 0.5, agreement=agreement, row_s=row_s, streams=streams, num_answers=10))
-    assert len(ratios) / sum(1 / ratio for ratio in ratios) < 0.9
+    answers = run_virtual(
+        time_answers(strategy, 0.5, agreement=agreement, row_s=row_s, streams=streams, num_answers=10)
+    )
+    assert compute_total_ratio(answers) < 0.9
 
 
 @pytest.mark.parametrize("slowdown", [0.0, 0.3])
 def test_a_draft_that_pays_writes_on(slowdown: float) -> None:
-    """Where rows win more than the draft costs it is asked as before."""
-    ratios = run_virtual(time_answers("probe", slowdown, row_s=0.0, streams=4, num_answers=4))
-    assert min(ratios[1:]) > 1.5
+    """Where rows win more than the draft costs it writes as before."""
+    answers = run_virtual(time_answers("probe", slowdown, row_s=0.0, streams=4, num_answers=4))
+    assert min(answer.ratio for answer in answers[1:]) > 1.5
 
 
 # --------------------------------------------------------------------------------------------- the parts

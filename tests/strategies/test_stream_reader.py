@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 
 from llm_spec import Finish, StreamEvent, TextDelta
 from llm_spec.pair_stats import PairStats
-from llm_spec.simulation import run_virtual
+from llm_spec.simulation import SimulatedDraft, run_virtual
+from llm_spec.strategies.draft_gate import DraftGate
+from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.stream_reader import StreamReader
 
 
@@ -31,7 +33,10 @@ def test_a_token_after_a_call_has_ended_is_disturbed_as_well() -> None:
             yield Finish("stop")
 
         timer = PairStats().start_stream_timer()
-        reader = StreamReader(opened(), timer, begins_at=0, has_calls=lambda: has_calls, changed=lambda: None)
+        gate = DraftGate(SimulatedDraft("", 1.0, 0), PairStats(), LossBudget(PairStats(), 0.0), lambda: 0.0, None)
+        reader = StreamReader(
+            opened(), timer, begins_at=0, has_calls=lambda: has_calls, changed=lambda: None, gate=gate
+        )
         await reader.task
         news = [reader.arrivals.get_nowait() for _ in range(5)]
         assert [entry.is_disturbed for entry in news] == [False, False, True, True, False]
