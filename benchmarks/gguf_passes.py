@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from llm_spec_gguf.library import PASS_TOKENS, LlamaContext, LlamaModel
+from llm_spec_gguf.library import LlamaContext, LlamaModel
+
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS
 
 STEP: Final = 256  # llama.cpp rounds a cache to it
 
@@ -52,8 +54,8 @@ def main() -> None:
     for before in options.before:
         for context in contexts.values():
             context.clear()
-            for start in range(0, before, PASS_TOKENS):
-                context.read(token_ids[start : min(start + PASS_TOKENS, before)], num_rows=1)
+            for start in range(0, before, PREFILL_CHUNK_TOKENS):
+                context.read(token_ids[start : min(start + PREFILL_CHUNK_TOKENS, before)], num_rows=1)
         times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in contexts for rows in options.rows}
         for _ in range(options.repeats):
             for (name, rows), taken_ms in times.items():

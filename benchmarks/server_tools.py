@@ -20,8 +20,8 @@ be written in other tokens than those of the mark: OLMo's parser knows it by its
 `--constrained` makes the tools strict, and has the answers that reason be JSON of a schema; only `race` takes these.
 
 `--samples` draws so many answers at temperature 1 and compares an argument of what they call, by chi-square, with
-twice as many of plain's. The draft is often wrong. Each strategy does it again with a fault that must be found
-(`planted_faults.py`): where the draft is right, that is preferred.
+twice as many of plain's: all its values, and the drafted one alone. The draft is often wrong. Each strategy does it
+again with a fault that must be found (`planted_faults.py`): where the draft is right, that is preferred.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import re
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -332,6 +333,7 @@ async def sample(arguments: argparse.Namespace) -> bool:
     own, _ = await draw(plain, request, 2 * arguments.samples)
     shares = {people: count / own.total() for people, count in own.items() if people != "none"}
     drafted = min(shares, key=lambda people: abs(shares[people] - DRAFTED_SHARE))
+    common = [value for value, count in own.items() if count >= 12] or [drafted]
     print(f"plain: {own.total()} draws, {len(own)} different; the draft, {drafted}, is {shares[drafted]:.0%} of them")
     await target.aclose()
     draft = ReferenceDraft(write_call("book", f'{{"city": "London", "people": {drafted}, "hotel": true}}'))
@@ -345,15 +347,16 @@ async def sample(arguments: argparse.Namespace) -> bool:
                     await decoder.decode(replace(request, sampling=GREEDY))
                 await asyncio.sleep(arguments.settle_s)
                 drawn, num_accepted = await draw(decoder, request, arguments.samples)
-                chi_square, degrees = compare_draws(own, drawn)
+                all_values = compare_draws(own, drawn, common)
+                one_value = compare_draws(own, drawn, [drafted])
                 print(
                     f"{strategy}{', with the fault' if is_faulty else ''}: {drawn.total()} draws, {drawn[drafted]} as "
-                    f"drafted; chi-square {chi_square:.1f} of {degrees} degrees of freedom; "
-                    f"{num_accepted} tokens accepted",
+                    f"drafted; chi-square {all_values:.1f} of {len(common)} degrees of freedom, of the drafted one "
+                    f"alone {one_value:.1f}; {num_accepted} tokens accepted",
                     flush=True,
                 )
                 await target.aclose()
-            is_right = is_right and is_likely(chi_square, degrees) != is_faulty
+            is_right = is_right and (is_likely(all_values, len(common)) and is_likely(one_value, 1)) != is_faulty
     return is_right
 
 
@@ -402,14 +405,12 @@ async def draw(decoder: SpeculativeDecoder, request: ChatRequest, num_draws: int
     return counts, num_accepted
 
 
-def compare_draws(expected: Counter[Any], counts: Counter[Any]) -> tuple[float, int]:
-    """Chi-square of two samples, rare values together, and its degrees of freedom."""
-    common = [value for value, count in expected.items() if count >= 12]
-    rest = [sample.total() - sum(sample[value] for value in common) for sample in (expected, counts)]
-    pairs = [(expected[value], counts[value]) for value in common] + [(rest[0], rest[1])]
+def compare_draws(expected: Counter[Any], counts: Counter[Any], values: Sequence[Any]) -> float:
+    """Chi-square of two samples, all other values together: with as many degrees of freedom as there are `values`."""
+    rest = [sample.total() - sum(sample[value] for value in values) for sample in (expected, counts)]
+    pairs = [(expected[value], counts[value]) for value in values] + [(rest[0], rest[1])]
     a, b = expected.total(), counts.total()
-    total = sum((x * (b / a) ** 0.5 - y * (a / b) ** 0.5) ** 2 / (x + y) for x, y in pairs if x + y)
-    return total, max(1, len(pairs) - 1)
+    return sum((x * (b / a) ** 0.5 - y * (a / b) ** 0.5) ** 2 / (x + y) for x, y in pairs if x + y)
 
 
 def is_likely(chi_square: float, degrees: int) -> bool:

@@ -13,8 +13,9 @@ from typing import Final
 from llm_spec.chat import ChatRequest, Round
 from llm_spec.tokens.statistics import ForwardCostLine, RobustTokenCostAverage
 
-__all__ = ["TargetSpeedBaseline", "count_prompt_characters"]
+__all__ = ["MIN_BASELINE_TOKENS", "TargetSpeedBaseline", "count_prompt_characters"]
 
+MIN_BASELINE_TOKENS: Final = 4  # of a stream after its first piece, undisturbed, to give the target's speed
 _ANSWER_HALF_LIFE: Final = 4.0  # half-lives: of answers …
 _STEP_HALF_LIFE: Final = 128.0  # … and of plain steps
 _MIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.tokens.statistics import TokenCostMean
+from llm_spec.tokens.statistics import ExponentialMovingAverage, TokenCostMean
 
 __all__ = ["DraftLoadStats"]
 
 _HALF_LIFE: Final = 256.0  # tokens
+_ANSWER_HALF_LIFE: Final = 4.0  # answers
 _KEPT: Final = 0.98  # of what is known of a stream beside the draft, with each stretch that is added
 _MIN_ALONE: Final = 4  # tokens of a stream alone, …
-_MIN_BESIDE: Final = 8  # … and stretches beside the draft, before anything is known
+_MIN_BESIDE: Final = 4  # … and stretches beside the draft, before anything is known
 _MAX_BESIDE: Final = 16  # stretches without a stream alone: by then a draft that pays has shown it
-_MAX_HARMLESS: Final = 0.1  # seconds that a stream is later by a second of drafting, which may be noise
+_MAX_HARMLESS: Final = 0.1  # seconds that a stream is later by a second of drafting, which may be noise, …
+_NOISE: Final = 1.0  # … and by so much more, divided by the number of stretches
 
 
 class DraftLoadStats:
@@ -21,8 +23,26 @@ class DraftLoadStats:
 
     def __init__(self) -> None:
         self._alone = TokenCostMean(half_life=_HALF_LIFE)
+        self._first_piece_s = ExponentialMovingAverage(half_life=_ANSWER_HALF_LIFE)
+        self._draft_token_s = ExponentialMovingAverage(half_life=_ANSWER_HALF_LIFE)
         self._num_alone = self._num_stretches = self._num_beside_calls = 0
         self._tokens = self._seconds = self._drafting_s = 0.0  # beside the draft
+
+    @property
+    def first_piece_s(self) -> float:
+        """Seconds that the draft takes for the first piece of an answer, its prompt included; 0 before any."""
+        return self._first_piece_s.value or 0.0
+
+    @property
+    def draft_token_s(self) -> float:
+        """Seconds between two of its tokens; 0 before it was measured."""
+        return self._draft_token_s.value or 0.0
+
+    def add_drafting(self, first_piece_s: float, token_s: float) -> None:
+        """An answer's first piece of the draft took so long, and then each token; 0: it wrote none."""
+        self._first_piece_s.update(first_piece_s)
+        if token_s:
+            self._draft_token_s.update(token_s)
 
     def add_alone(self, num_tokens: int, seconds: float) -> None:
         """A stream wrote so many tokens while the draft wrote nothing."""
@@ -46,14 +66,19 @@ class DraftLoadStats:
         return self._alone.value
 
     @property
+    def is_alone_measured(self) -> bool:
+        """Whether a stream was timed alone."""
+        return self._num_alone >= _MIN_ALONE
+
+    @property
     def lacks_comparison(self) -> bool:
         """Whether a stream was timed beside the draft, and not alone."""
         num_beside = self._num_stretches + self._num_beside_calls
-        return num_beside >= _MAX_BESIDE and self._num_alone < _MIN_ALONE
+        return num_beside >= _MAX_BESIDE and not self.is_alone_measured
 
     @property
     def is_measured(self) -> bool:
-        return self._num_stretches >= _MIN_BESIDE and self._num_alone >= _MIN_ALONE
+        return self._num_stretches >= _MIN_BESIDE and self.is_alone_measured
 
     @property
     def late_s_per_s(self) -> float:
@@ -65,4 +90,4 @@ class DraftLoadStats:
     @property
     def is_harmful(self) -> bool:
         """Whether the draft is known to make the target slower."""
-        return self.late_s_per_s > _MAX_HARMLESS
+        return self.late_s_per_s > _MAX_HARMLESS + _NOISE / max(1, self._num_stretches)

@@ -172,7 +172,7 @@ class Generation:
     well, `open_companion_draft` takes the place of `open_draft`: what it does not propose, they draft.
 
     `top_logprobs`: so many of the likeliest tokens are given for each token; None: no log-probabilities. Rounds on a
-    device keep their logits and tell none.
+    device keep their logits and tell none. `exact`: as in `TokenModel.open`.
 
     `prompt_s`: seconds for opening the target's session and reading the prompt. `open_draft_s`: for opening the draft.
     `between_s`: between rounds, when the consumer had the last one. Raises InvalidRequestError for a prompt that does
@@ -191,6 +191,7 @@ class Generation:
         open_rounds: Callable[[Callable[[], bool]], DeviceRoundRunner | None] | None = None,
         open_companion_draft: Callable[[], TokenDraft] | None = None,
         top_logprobs: int | None = None,
+        exact: bool = True,
         cancelled: threading.Event | None = None,
     ) -> None:
         _check_prompt_fits(target, prompt_ids)
@@ -210,6 +211,7 @@ class Generation:
         self._open_device_rounds = open_rounds
         self._open_companion_draft = open_companion_draft
         self._top_logprobs = top_logprobs
+        self._exact = exact
         self._verifier: Verifier | None = None
         self._proposer = Proposer(
             target, self.context_ids, timeout_s=self.limits.draft_timeout_s, cancelled=self.cancelled
@@ -257,7 +259,14 @@ class Generation:
         runner = None if self._open_device_rounds is None else self._open_device_rounds(self.cancelled.is_set)
         if runner is not None:
             return DeviceVerifier(runner)
-        return HostVerifier.open(self.target, self.context_ids, self._rule, self.cancelled.is_set, self._top_logprobs)
+        return HostVerifier.open(
+            self.target,
+            self.context_ids,
+            self._rule,
+            self.cancelled.is_set,
+            self._top_logprobs,
+            exact=self._exact,
+        )
 
     # --------------------------------------------------------------------------------- the answer so far
 

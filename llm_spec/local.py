@@ -66,11 +66,13 @@ def generate_events(
     acceptance: AcceptanceName = "coupled",
     lookahead: LookaheadPolicy | None = None,
     limits: GenerationLimits | None = None,
+    exact: bool = True,
 ) -> Iterator[list[StreamEvent]]:
     """Answer a chat request with a local model: the events of one round at a time, text first, then its `Round`.
 
     The last item holds `LocalTimings` and a `Finish`. Stop strings and incomplete characters are held back.
     `request.max_tokens` takes the place of that in `limits`; a request that samples without a seed gets a random one.
+    `exact`: as in `TokenModel.open`; a draft, which another model verifies, needs no exact rows.
     Raises InvalidRequestError for what a local model cannot serve, MissingExtraError for a `response_format` without
     the extra `grammar`, and what the target raises.
     """
@@ -88,6 +90,7 @@ def generate_events(
         acceptance=acceptance,
         lookahead=lookahead or CostAware(),
         limits=replace(limits or GenerationLimits(), max_tokens=request.max_tokens),
+        exact=exact,
         cancelled=cancelled,
     )
     text = AnswerEmitter(target.tokenizer, request.stop, parser, has_logprobs=request.top_logprobs is not None)
@@ -141,6 +144,7 @@ def _make_generation(
     acceptance: AcceptanceName,
     lookahead: LookaheadPolicy,
     limits: GenerationLimits,
+    exact: bool,
     cancelled: threading.Event | None,
 ) -> Generation:
     """The loop of rounds for an answer; nothing is read or drafted before it is entered."""
@@ -160,6 +164,7 @@ def _make_generation(
         open_rounds=partial(_open_device_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
         open_companion_draft=None if first_draft is None else partial(open_draft, first_draft),
         top_logprobs=request.top_logprobs,
+        exact=exact,
         cancelled=cancelled,
     )
 
@@ -191,6 +196,7 @@ async def stream_token_model(
     acceptance: AcceptanceName = "coupled",
     lookahead: LookaheadPolicy | None = None,
     limits: GenerationLimits | None = None,
+    exact: bool = True,
 ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
     """`generate_events` in a worker thread: what a local provider's `stream` returns.
 
@@ -204,6 +210,7 @@ async def stream_token_model(
         acceptance=acceptance,
         lookahead=lookahead,
         limits=limits,
+        exact=exact,
     )
     async with AsyncExitStack() as stack:
         threads = None

@@ -12,7 +12,7 @@ from llm_spec.row_stats import RowCallStats
 from llm_spec.run_stats import DraftRunStats
 from llm_spec.stream_stats import ExtraStreamStats
 from llm_spec.tokens.lookahead import LookaheadCostMemory
-from llm_spec.tokens.statistics import ExponentialMovingAverage, RobustTokenCostAverage, TokenCostMean
+from llm_spec.tokens.statistics import ExponentialMovingAverage, TokenCostMean
 
 __all__ = ["PairStats", "StreamTimer"]
 
@@ -26,10 +26,9 @@ class PairStats:
     """Running figures, in seconds and tokens; each strategy adds what it sees and decides by what all have seen.
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
-    rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
-    of the draft. draft_load: what its work costs the target's stream. runs: how often the draft is right.
-    shared_vocabulary: whether its token ids are the target's. lookahead_costs: of the rounds of a target in this
-    process.
+    rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_load: what
+    the draft's work costs the target's stream. runs: how often the draft is right. shared_vocabulary: whether its token
+    ids are the target's. lookahead_costs: of the rounds of a target in this process.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,6 @@ class PairStats:
         self.token_s = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
         self.rows = RowCallStats()
         self.streams = ExtraStreamStats()
-        self.draft_token_s = RobustTokenCostAverage(half_life=_TOKEN_HALF_LIFE)
         self.draft_load = DraftLoadStats()
         self.runs = DraftRunStats()
         self.shared_vocabulary = SharedVocabularyStats()

@@ -35,7 +35,9 @@ Local models
 - `FolderTokenizer`: the tokenizer and chat template of a model folder (needs the packages tokenizers and jinja2).
 - `MessageFormat`, `ReasoningMarks`, `list_format_marks`: how a model writes calls and reasoning, and the marks in that.
 - `find_file`, `read_json`: files of a model folder, with errors that name them.
-- `prefill_prompt`: reads a prompt into a session, piece by piece.
+- `prefill_prompt`: reads a prompt into a session, piece by piece, `PREFILL_CHUNK_TOKENS` at a time.
+- `KeptTokens`: the tokens that a cache keeps, and how many of them another answer may begin with;
+  `choose_idle_cache`: which of several caches to take for a prompt.
 - `TokenModelProvider`: the provider around a token model; a provider of your own inherits from it.
 - `count_usable_cores`: cores that this process may use.
 - `run_pass`: where a forward pass runs that several threads compute; `call_in_own_thread`: what else they compute.
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from llm_spec.cores import count_usable_cores
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.json_text import dumps, loads
+    from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens, choose_idle_cache
     from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
     from llm_spec.model_folder.chat_template import ChatTemplate
     from llm_spec.model_folder.files import find_file, read_json
@@ -88,6 +91,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_LOOKAHEAD",
     "NOISE_GROUP_SIZE",
+    "PREFILL_CHUNK_TOKENS",
     "ChatResponseBuilder",
     "ChatTemplate",
     "ChunkReader",
@@ -95,6 +99,7 @@ __all__ = [
     "ContinuationTest",
     "FinishReason",
     "FolderTokenizer",
+    "KeptTokens",
     "MessageFormat",
     "NoisePurpose",
     "PerLoopResource",
@@ -106,6 +111,7 @@ __all__ = [
     "build_logprob_fields",
     "call_in_own_thread",
     "check_number",
+    "choose_idle_cache",
     "count_usable_cores",
     "dumps",
     "find_constrained_part",
@@ -138,6 +144,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.cores": "count_usable_cores",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.json_text": "dumps loads",
+    "llm_spec.kept_tokens": "PREFILL_CHUNK_TOKENS KeptTokens choose_idle_cache",
     "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",
     "llm_spec.model_folder.chat_template": "ChatTemplate",
     "llm_spec.model_folder.files": "find_file read_json",

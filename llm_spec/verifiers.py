@@ -102,9 +102,11 @@ class HostVerifier:
         rule: AcceptanceRule,
         cancelled: Callable[[], bool],
         top_logprobs: int | None = None,
+        *,
+        exact: bool = True,
     ) -> HostVerifier:
         """Open a session and read the prompt, but for the last token: the first round reads it."""
-        session = target.open()
+        session = target.open(exact=exact)
         try:
             prefill_prompt(session, prompt_ids[:-1], cancelled)
         except BaseException:

@@ -30,7 +30,8 @@ class BackgroundDraft:
     it has to say (`is_complete`), or by a failure.
 
     `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
-    continue a prefix is called once, and its text realigned with the answer. `max_tokens` bounds all that is drafted
+    continue a prefix is called once, and its text realigned with the answer. `first_piece_s`: for how long calls of the
+    draft had been open when its first piece came. `max_tokens` bounds all that is drafted
     (None: no bound), in pieces where a draft gives no ids; `timeout_s` the wait for one piece. `wants_second_choices`:
     whether the draft is asked for them from the next restart on, if it tells any. Whoever made it calls `aclose`.
     """
@@ -50,6 +51,7 @@ class BackgroundDraft:
         self.wants_second_choices = False
         self.failure: str | None = None
         self.num_tokens = 0
+        self.first_piece_s: float | None = None
         self._clock = get_loop_clock()
         self._num_open_calls = 0
         self._open_since_s = self._open_s = 0.0  # since when one is open, and how long some were before
@@ -174,6 +176,8 @@ class BackgroundDraft:
             nonlocal last_s, moved_s
             now = seconds()
             self.num_tokens += num_new
+            if self.first_piece_s is None:
+                self.first_piece_s = self.measure_drafting_s()
             if last_s is not None and num_new:
                 self._writing_s += now - last_s
                 self._num_timed += num_new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -10,9 +11,10 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, SecondChoice
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, SecondChoice
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.discovery import stream_with_token_ids_if_possible
+from llm_spec.drafting.optional_members import WrappedDraft
 from llm_spec.errors import DraftError, LlmSpecError, is_permanent_refusal
 from llm_spec.prefill import prefill_prompt
 from llm_spec.request_fields import METADATA_FIELDS
@@ -55,6 +57,16 @@ class ProviderDraft:
             tool_choice=None,
             top_logprobs=request.top_logprobs if self.capabilities.tells_second_choices else None,
         )
+        model = self.capabilities.token_model
+        if model is not None:
+            from llm_spec.local import stream_token_model  # needs numpy, as who has such a model does
+
+            async with (
+                stream_token_model(model, request, exact=False) as events,
+                aclosing(_convert_events_to_pieces(events)) as pieces,
+            ):
+                yield pieces
+            return
         async with AsyncExitStack() as stack:
             try:
                 events = await stack.enter_async_context(stream_with_token_ids_if_possible(self._provider, request))
@@ -65,6 +77,10 @@ class ProviderDraft:
                 events = await stack.enter_async_context(stream_with_token_ids_if_possible(self._provider, request))
                 self._refuses_logprobs = True
             yield await stack.enter_async_context(aclosing(_convert_events_to_pieces(events)))
+
+    def for_request(self) -> DraftProvider:
+        """Itself; of a model in this process each call waits for the one before it, with whose cache it goes on."""
+        return self if self.capabilities.token_model is None else _SerialDraft(self)
 
     async def aclose(self) -> None:
         await self._provider.aclose()
@@ -85,6 +101,22 @@ class ProviderDraft:
         if model is None or refusal is not None:
             raise DraftError(str(refusal))
         return _ModelTokenDraft(model, choose, prompt_ids)
+
+
+class _SerialDraft(WrappedDraft):
+    """One call at a time: one that is left ends within a forward pass, and its cache is free then."""
+
+    def __init__(self, draft: DraftProvider) -> None:
+        super().__init__(draft)
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        async with self._turn, self._draft.draft(request, max_tokens) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        """Nothing to do: it is another one's."""
 
 
 class _ModelTokenDraft:

@@ -1,28 +1,32 @@
 """DraftGate: when a draft may write although that makes the target slower. No clock, no task and no I/O of its own.
 
 A draft on the target's machine, or at its server, takes the target's time, whether or not what it writes is of use. So
-the target's stream is timed beside the draft and alone; where the draft would never pause, it is held for some tokens
-once. A draft that makes the stream later writes where that pays, and otherwise within what may be lost.
+the target's stream is timed beside the draft and alone. Until then the draft writes little at a time; where it would
+never pause all the same, it is held for some tokens once. A draft that makes the stream later writes where that pays,
+and otherwise within what may be lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
+from llm_spec.baseline import MIN_BASELINE_TOKENS
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
+from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.pair_stats import PairStats
 from llm_spec.strategies.loss_budget import LossBudget
 
 __all__ = ["DraftGate"]
 
 _MIN_TOKENS: Final = 4  # that are worth a call
+_MAX_UNMEASURED: Final = 12  # tokens of a draft at a time, before a stream was timed without it
 _MIN_SHARE: Final = 0.02  # of a stretch of time, in which a draft has to write to count
+_MIN_TOKEN_S: Final = 1e-6  # of the draft, where that was not measured
 _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
 
 
 class DraftGate:
-    """One answer, and its draft. `measure_drafting_s`: for how many seconds the draft has been writing.
+    """One answer, and its draft.
 
     `is_open`: the draft may always write, since it asks no model, or writes its answer once and cannot be restarted.
     """
@@ -32,17 +36,21 @@ class DraftGate:
         draft: DraftProvider,
         pair_stats: PairStats,
         budget: LossBudget,
-        measure_drafting_s: Callable[[], float],
+        background_draft: BackgroundDraft,
         max_tokens: int | None,
     ) -> None:
         can = get_draft_capabilities(draft)
-        self.measure_drafting_s = measure_drafting_s
+        self._background_draft = background_draft
         self.is_open = can.is_free or not can.continues_prefix
         self._pair_stats = pair_stats
         self._load = pair_stats.draft_load
         self._budget = budget
         self._max_tokens = max_tokens
-        self._has_begun = False  # the target, to write
+        self._num_streamed = 0  # tokens of this answer
+
+    def measure_drafting_s(self) -> float:
+        """For how many seconds the draft has been writing."""
+        return self._background_draft.measure_drafting_s()
 
     @property
     def slows_target(self) -> bool:
@@ -57,47 +65,64 @@ class DraftGate:
         """A stream wrote so many tokens while the draft wrote for `drafting_s`. `has_calls`: beside other work, too."""
         if self.is_open or not num_tokens:
             return
-        if not self._has_begun:  # the first token's time is that of the prompt, too
-            self._has_begun = True
+        self._num_streamed += num_tokens
+        if self._num_streamed == num_tokens:  # the first token's time is that of the prompt, too
             return
         load, was_harmful = self._load, self._load.is_harmful
+        alone_s = None if load.alone_token_s is None else load.alone_token_s * num_tokens
+        if alone_s is not None:
+            seconds = min(seconds, _MAX_GAP * alone_s)
+        is_beside = drafting_s > _MIN_SHARE * seconds
+        if was_harmful and is_beside and alone_s is not None:
+            late_s = seconds - alone_s
+            self._budget.add_lost_time(min(late_s, load.late_s_per_s * drafting_s) if has_calls else late_s)
         if has_calls:
             load.add_beside_calls()
-            return
-        if load.alone_token_s is not None:
-            seconds = min(seconds, _MAX_GAP * load.alone_token_s * num_tokens)
-        if drafting_s <= _MIN_SHARE * seconds:
-            load.add_alone(num_tokens, seconds)
-        else:
+        elif is_beside:
             load.add_beside(num_tokens, seconds, drafting_s)
-            if was_harmful and load.alone_token_s is not None:
-                self._budget.add_lost_time(seconds - num_tokens * load.alone_token_s)
+        else:
+            load.add_alone(num_tokens, seconds)
         if load.is_harmful and not was_harmful and load.alone_token_s is not None:
             self._pair_stats.forget_token_times(load.alone_token_s)
 
     def limit_draft_tokens(
         self,
         num_tokens: int,
-        token_s: float,
         now_s: float,
         *,
+        is_streaming: bool,
         can_pause: bool,
         is_paying: bool,
         gained_s: float = 0.0,
     ) -> int:
-        """How many of `num_tokens` may be drafted now, each in `token_s`; 0: none, and what is drafted is to end.
+        """How many of `num_tokens` may be drafted now; 0: none, and what is drafted is to end.
 
-        `can_pause`: a stream is open that goes on meanwhile. `is_paying`: drafting is known to win more time than it
-        costs. `gained_s`: that it has won in this answer.
+        `is_streaming`: a stream is open that goes on meanwhile. `can_pause`: little is lost then without a draft.
+        `is_paying`: drafting is known to win more time than it costs. `gained_s`: that it has won in this answer.
         """
         if self.is_open:
             return num_tokens
         if can_pause and self._load.lacks_comparison:
             return 0
+        if is_streaming and not self._load.is_alone_measured:
+            num_tokens = min(num_tokens, _MAX_UNMEASURED)
         if is_paying or not self._load.is_harmful:
             return num_tokens
-        if not self._has_begun:
+        if self._num_streamed <= MIN_BASELINE_TOKENS:  # the target's own speed is measured
             return 0
         allowed_s = self._budget.estimate_left_s(now_s, self._max_tokens) + gained_s
-        num_allowed = int(allowed_s / max(self._load.late_s_per_s * token_s, 1e-9))
+        drafting_s = allowed_s / self._load.late_s_per_s - self._estimate_s_until_first_piece()
+        token_s = self._background_draft.token_s or self._load.draft_token_s
+        num_allowed = int(drafting_s / max(token_s, _MIN_TOKEN_S))
         return min(num_tokens, num_allowed) if num_allowed >= _MIN_TOKENS else 0
+
+    def record_answer_end(self) -> None:
+        """Keep what the answer tells of the next ones."""
+        draft = self._background_draft
+        if draft.first_piece_s is not None:
+            self._load.add_drafting(draft.first_piece_s, draft.token_s)
+
+    def _estimate_s_until_first_piece(self) -> float:
+        """How long the draft will still be reading its prompt."""
+        draft, usual_s = self._background_draft, self._load.first_piece_s
+        return 0.0 if draft.first_piece_s is not None else max(0.0, usual_s - draft.measure_drafting_s())

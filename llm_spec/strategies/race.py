@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import count_prompt_characters
+from llm_spec.baseline import MIN_BASELINE_TOKENS, count_prompt_characters
 from llm_spec.chat import (
     Fallback,
     Finish,
@@ -42,7 +42,7 @@ from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
-from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamArrival, StreamReader
+from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.stream_scheduler import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
 from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 from llm_spec.text import StopMatcher
@@ -131,7 +131,7 @@ class _Race:
             draft,
             context.pair_stats,
             self._scheduler.budget,
-            self._background_draft.measure_drafting_s,
+            self._background_draft,
             request.max_tokens,
         )
         self._arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
@@ -221,6 +221,7 @@ class _Race:
                 tokens_per_piece=self._root.measure_tokens_per_piece(),
             )
         self._scheduler.record_answer_end()
+        self._gate.record_answer_end()
         others = filter(None, [self._preparing, self._trying_prompt])
         tasks = [*(reader.task for reader in self._readers.values()), *others]
         for task in tasks:
@@ -406,7 +407,7 @@ class _Race:
         if not num_draft_tokens and not feed.ended:
             feed.stop()
         elif num_draft_tokens and not feed.is_exhausted:
-            request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
+            request = scheduler.choose_draft_request(num_draft_tokens, has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
                 self._restart_draft_at_answer(request, num_draft_tokens)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
@@ -425,8 +426,8 @@ class _Race:
         has_room = self._pair_stats.streams.num_extra > 0
         return self._gate.limit_draft_tokens(
             MAX_DRAFT_REACH,
-            self._background_draft.token_s,
             self._clock(),
+            is_streaming=True,
             can_pause=not has_room,
             is_paying=has_room and not self._gate.slows_target,
             gained_s=self._scheduler.gained_s,

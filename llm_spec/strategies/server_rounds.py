@@ -164,7 +164,7 @@ class _ServerRounds:
             draft,
             context.pair_stats,
             self._scheduler.budget,
-            self._background_draft.measure_drafting_s,
+            self._background_draft,
             request.max_tokens,
         )
         self._prompt_ids: list[int] | None = None
@@ -207,6 +207,7 @@ class _ServerRounds:
 
     async def aclose(self) -> None:
         """End the draft, the stream and every call, and wait until they are closed."""
+        self._gate.record_answer_end()
         self._close_stream()
         for call in list(self._tasks):
             self._cancel_call(call)
@@ -299,7 +300,7 @@ class _ServerRounds:
         """Ask the draft for more, or anew where it has nothing to say; after it was of no use, later and later."""
         encoded = self._encoded_draft
         if self._background_draft.is_cut and self._background_draft.text:
-            if len(encoded.ids) < _DRAFT_TOKENS:
+            if len(encoded.ids) < num_draft_tokens // 2:
                 encoded.extend_guess(num_draft_tokens)
         elif not encoded.ids:
             self._restart_draft_later(num_draft_tokens)
@@ -327,8 +328,8 @@ class _ServerRounds:
             return _DRAFT_TOKENS
         return self._gate.limit_draft_tokens(
             _DRAFT_TOKENS,
-            self._background_draft.token_s,
             self._clock(),
+            is_streaming=scheduler.stream_at is not None,
             can_pause=scheduler.can_pause_draft(),
             is_paying=scheduler.is_draft_paying(),
         )

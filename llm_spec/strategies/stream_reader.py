@@ -8,15 +8,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple
 
 from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import TargetSpeedBaseline
+from llm_spec.baseline import MIN_BASELINE_TOKENS, TargetSpeedBaseline
 from llm_spec.chat import Finish, StreamEvent
 from llm_spec.pair_stats import StreamTimer
 from llm_spec.strategies.draft_gate import DraftGate
 
-__all__ = ["MIN_BASELINE_TOKENS", "StreamArrival", "StreamReader"]
+__all__ = ["StreamArrival", "StreamReader"]
 
 _READ_AHEAD: Final = 256  # events of a stream that may wait for the consumer
-MIN_BASELINE_TOKENS: Final = 4  # of a stream after its first piece, undisturbed, to give the target's speed
 
 
 class StreamArrival(NamedTuple):

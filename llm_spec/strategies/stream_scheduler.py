@@ -142,15 +142,16 @@ class StreamScheduler:
         num_reached += 2 * (self._max_streams + 1) * self.num_tokens_between_streams
         return min(num_reached, max(num_likely, _MIN_USEFUL_RUN, self.num_tokens_between_streams), MAX_DRAFT_REACH)
 
-    def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
+    def choose_draft_request(self, max_tokens: int, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
         """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
+        num_tokens = min(self.max_useful_draft_tokens, max_tokens)
         chain, tail = self._chain, self._chain.last_stream
         if self.is_off or not (chain.is_draft_wrong or (has_ended and not self._costs.is_at_end)):
             return None
         if not chain.is_draft_wrong and is_cut:
-            if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * self.max_useful_draft_tokens:
+            if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * num_tokens:
                 return None
-            return DraftRequest(tail.prefix + tail.expected, self.max_useful_draft_tokens)
+            return DraftRequest(tail.prefix + tail.expected, num_tokens)
         if not chain.is_draft_wrong and len(tail.text) < len(tail.expected):
             return None
         if self._resting is not tail:
@@ -160,7 +161,7 @@ class StreamScheduler:
         self._resting = None
         self._costs.is_at_end = False
         chain.reset_expected_text()
-        return DraftRequest(tail.assumed_answer, self.max_useful_draft_tokens)
+        return DraftRequest(tail.assumed_answer, num_tokens)
 
     def _choose_pause_before_new_draft(self, tail: RaceStream) -> None:
         """A draft that was of no use since the last time restarts later and later."""

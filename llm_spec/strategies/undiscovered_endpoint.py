@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+from llm_spec.baseline import MIN_BASELINE_TOKENS
 from llm_spec.chat import ChatRequest, Sampling, StreamEvent
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import (
@@ -23,7 +24,6 @@ from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.discovery import stream_with_token_ids_if_possible
 from llm_spec.errors import LlmSpecError, UnsupportedError
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS
 
 __all__ = ["UndiscoveredEndpoint", "UndiscoveredScorer", "find_scoring_endpoint", "find_token_endpoint"]
 

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -22,15 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import ModelLoadError, TargetError
-from llm_spec.provider_kit import run_pass
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS, KeptTokens, run_pass
 
-__all__ = ["PASS_TOKENS", "KeyType", "LlamaContext", "LlamaModel", "llama"]
+__all__ = ["KeyType", "LlamaContext", "LlamaModel", "llama"]
 
 llama: Any = importlib.import_module("llama_cpp.llama_cpp")  # its functions are made by a decorator that hides types
 
 KeyType: TypeAlias = Literal["float16", "bfloat16"]  # of the cached keys; values are float16
-
-PASS_TOKENS: Final = 256  # most tokens of one call of llama_decode, as many as prompts are read in at once
 
 _LOG: Final = logging.getLogger("llm_spec.gguf")
 _ERROR_LEVEL: Final = 4  # GGML_LOG_LEVEL_ERROR
@@ -82,7 +81,7 @@ class LlamaModel:
     @property
     def score_bytes_per_token(self) -> int:
         """What a pass keeps of a cached token without flash attention: a float32 for each row and head."""
-        return int(4 * PASS_TOKENS * llama.llama_model_n_head(self.pointer))
+        return int(4 * PREFILL_CHUNK_TOKENS * llama.llama_model_n_head(self.pointer))
 
     def _find_architecture_refusal(self) -> str | None:
         if llama.llama_model_has_encoder(self.pointer) or not llama.llama_model_has_decoder(self.pointer):
@@ -104,7 +103,7 @@ class LlamaModel:
 
 
 class LlamaContext:
-    """One key-value cache with room for `capacity` tokens, used by one thread at a time.
+    """One key-value cache with room for `capacity` tokens, used by one thread at a time. `kept`: which tokens it holds.
 
     `num_sequences` is 1, but for the search of widths. Raises MemoryError where there is no memory for it; that is
     looked at first, as llama.cpp ends the process where there is none at all.
@@ -123,9 +122,10 @@ class LlamaContext:
         self._model = model  # it must live as long
         self._threads = threads
         self.capacity = capacity
+        self.kept = KeptTokens()
         parameters = llama.llama_context_default_params()
         parameters.n_ctx = capacity
-        parameters.n_batch = parameters.n_ubatch = min(PASS_TOKENS, capacity)
+        parameters.n_batch = parameters.n_ubatch = min(PREFILL_CHUNK_TOKENS, capacity)
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.n_seq_max = num_sequences
         parameters.kv_unified = True
@@ -140,15 +140,15 @@ class LlamaContext:
             raise MemoryError(f"no memory for a key-value cache of {capacity} tokens")
         self.close = weakref.finalize(self, llama.llama_free, self._pointer)
         self._memory = llama.llama_get_memory(self._pointer)
-        self._token_ids = np.zeros(PASS_TOKENS, np.int32)
-        self._is_output = np.zeros(PASS_TOKENS, np.int8)
+        self._token_ids = np.zeros(PREFILL_CHUNK_TOKENS, np.int32)
+        self._is_output = np.zeros(PREFILL_CHUNK_TOKENS, np.int8)
         self._batch = llama.llama_batch(
             token=self._token_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             logits=self._is_output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
     def read(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
-        """Append at most PASS_TOKENS tokens; the logits after the last `num_rows` of them, valid until the next call.
+        """Append at most PREFILL_CHUNK_TOKENS tokens; the logits after the last `num_rows`, valid until the next call.
 
         Raises TargetError where llama.cpp cannot compute them.
         """
@@ -169,14 +169,17 @@ class LlamaContext:
         """Forget all but the first `length` tokens."""
         if not llama.llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
             raise TargetError(f"llama.cpp could not cut its cache to {length} tokens")
+        self.kept.truncate(length)
 
     def clear(self) -> None:
         """Forget all tokens."""
         llama.llama_memory_clear(self._memory, False)
+        self.kept.truncate(0)
 
     def copy_from(self, other: LlamaContext) -> None:
         """Take over what another context of this model holds; this one is empty."""
         self.load_state(other.save_state(), _SEQUENCE)
+        self.kept = replace(other.kept, token_ids=list(other.kept.token_ids))
 
     def save_state(self) -> ctypes.Array[ctypes.c_uint8]:
         """What the context holds, as llama.cpp writes it."""

@@ -14,13 +14,13 @@ only long drafts pay that are likely to be right.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args
 
 from llm_spec import ConfigError, ModelLoadError, PassCosts, TokenSession
 from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number, count_usable_cores
+from llm_spec_gguf.contexts import ContextPool
 from llm_spec_gguf.library import KeyType, LlamaContext, LlamaModel
 from llm_spec_gguf.session import GgufSession
 from llm_spec_gguf.tokenizer import GgufTokenizer
@@ -36,7 +36,6 @@ _MAX_PLAIN_COST: Final = 1.1
 _MIN_VERIFYING_SPEED: Final = 2.0
 _MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
 _FIRST_CAPACITY: Final = 1024  # tokens a session's cache has room for at first
-_MAX_IDLE_CONTEXTS: Final = 2  # of closed sessions, kept for the next ones: to make one takes as long as some tokens
 
 
 class GgufModel:
@@ -65,8 +64,7 @@ class GgufModel:
         self.vocab_size = self._model.vocab_size
         self.tokenizer = GgufTokenizer(self._model, path, self.context_length)
         self.max_width = min(max_width or _MAX_WIDTH, self.context_length)
-        self._idle: list[LlamaContext] = []
-        self._idle_lock = threading.Lock()
+        self._contexts = ContextPool(self._make_context)
         self._all_widths = range(1, self.max_width + 1)
         self._first_capacity = self._get_first_capacity()
         self._key_type: KeyType = "float16"
@@ -87,8 +85,8 @@ class GgufModel:
 
     def open(self, *, exact: bool = True) -> TokenSession:
         return GgufSession(
-            self._acquire_context,
-            self._release_context,
+            self._contexts,
+            exact=exact,
             widths=self._widths if exact and self.same_text else self._all_widths,
             first_capacity=self._first_capacity,
             context_length=self.context_length,
@@ -109,25 +107,7 @@ class GgufModel:
 
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""
-        with self._idle_lock:
-            idle, self._idle = self._idle, []
-        for context in idle:
-            context.close()
-
-    def _acquire_context(self, capacity: int) -> LlamaContext:
-        with self._idle_lock:
-            index = next((i for i, context in enumerate(self._idle) if context.capacity >= capacity), None)
-            if index is not None:
-                return self._idle.pop(index)
-        return self._make_context(capacity, self._key_type)
-
-    def _release_context(self, context: LlamaContext) -> None:
-        context.clear()
-        with self._idle_lock:
-            self._idle.append(context)
-            oldest = self._idle.pop(0) if len(self._idle) > _MAX_IDLE_CONTEXTS else None
-        if oldest is not None:
-            oldest.close()
+        self._contexts.close()
 
     def _search_exact_passes(self) -> tuple[KeyType, AgreeingWidths]:
         """Keys and widths with which a row has the same bits: such that a single row is one of them, if there are."""
@@ -142,7 +122,7 @@ class GgufModel:
 
     def _search_widths(self, key_type: KeyType, candidates: Sequence[int], *, needs_single_row: bool) -> AgreeingWidths:
         try:
-            context = self._make_context(SEARCH_CAPACITY, key_type, num_sequences=SEARCH_SEQUENCES)
+            context = self._make_context(SEARCH_CAPACITY, key_type=key_type, num_sequences=SEARCH_SEQUENCES)
         except MemoryError as error:
             raise ModelLoadError(f"{self.name}: {error}") from error
         try:
@@ -151,12 +131,12 @@ class GgufModel:
             context.close()
         return found if candidates[-1] in found.widths else found._replace(widths=())
 
-    def _make_context(self, capacity: int, key_type: KeyType, *, num_sequences: int = 1) -> LlamaContext:
+    def _make_context(self, capacity: int, *, key_type: KeyType | None = None, num_sequences: int = 1) -> LlamaContext:
         return LlamaContext(
             self._model,
             capacity=capacity,
             threads=self._threads,
-            key_type=key_type,
+            key_type=key_type or self._key_type,
             flash_attention=self._flash_attention,
             num_sequences=num_sequences,
         )

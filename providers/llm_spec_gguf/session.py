@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import TargetError
-from llm_spec_gguf.library import PASS_TOKENS, LlamaContext
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS
+from llm_spec_gguf.contexts import ContextPool
+from llm_spec_gguf.library import LlamaContext
 
 __all__ = ["GgufSession"]
 
@@ -21,58 +23,65 @@ class GgufSession:
 
     `widths` are the ascending numbers of rows that a pass of at most `widths[-1]` tokens may have; shorter ones are
     padded. `first_capacity`: tokens that the first cache has room for; it doubles when they are used up.
-    `acquire_context(num_tokens)` gives an empty context, `release_context` takes it back.
     """
 
     def __init__(
         self,
-        acquire_context: Callable[[int], LlamaContext],
-        release_context: Callable[[LlamaContext], None],
+        contexts: ContextPool,
         *,
+        exact: bool,
         widths: Sequence[int],
         first_capacity: int,
         context_length: int,
         name: str,
     ) -> None:
-        self._acquire_context = acquire_context
-        self._release_context = release_context
+        self._contexts = contexts
+        self._exact = exact
         self._widths = widths
         self._first_capacity = first_capacity
         self._context_length = context_length
         self._name = name
         self._context: LlamaContext | None = None
-        self.length = 0
+
+    @property
+    def length(self) -> int:
+        return 0 if self._context is None else len(self._context.kept.token_ids)
+
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
+        """Begin with what an idle context holds of a prompt; how many of its tokens need not be read any more."""
+        self._get_context(len(token_ids), token_ids)
+        return self.length
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
         count = len(token_ids)
         if count > self._widths[-1]:
             return self._read_prompt(token_ids)
         width = next(width for width in self._widths if width >= count)
-        context = self._get_context(self.length + width)
+        length = self.length
+        context = self._get_context(length + width)
         # Every row has its logits, whoever reads them: the head's kernel goes by their number, too.
         rows = self._read(context, [*token_ids, *[token_ids[-1]] * (width - count)], num_rows=width)
-        self.length += count
+        context.kept.record_tokens(token_ids)
         if width > count:
-            context.forget_from(self.length)
+            context.forget_from(length + count)
         return rows[count - num_rows : count]
 
     def truncate(self, length: int) -> None:
         if self._context is not None and length < self.length:
             self._context.forget_from(length)
-            self.length = length
 
     def close(self) -> None:
         context, self._context = self._context, None
         if context is not None:
-            self._release_context(context)
+            self._contexts.release(context)
 
     def _read_prompt(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         context = self._get_context(self.length + len(token_ids))
         rows = np.empty((0, 0), np.float32)
-        for start in range(0, len(token_ids), PASS_TOKENS):
-            part = token_ids[start : start + PASS_TOKENS]
+        for start in range(0, len(token_ids), PREFILL_CHUNK_TOKENS):
+            part = token_ids[start : start + PREFILL_CHUNK_TOKENS]
             rows = self._read(context, part, num_rows=1)
-            self.length += len(part)
+            context.kept.record_tokens(part)
         return rows
 
     def _read(self, context: LlamaContext, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
@@ -81,7 +90,7 @@ class GgufSession:
         except TargetError as error:
             raise TargetError(f"{self._name}: {error}") from error
 
-    def _get_context(self, num_tokens: int) -> LlamaContext:
+    def _get_context(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> LlamaContext:
         """The context, with room for so many tokens."""
         old = self._context
         if old is not None and num_tokens <= old.capacity:
@@ -89,10 +98,12 @@ class GgufSession:
         grown = max(self._first_capacity, num_tokens, 0 if old is None else 2 * old.capacity)
         capacity = max(num_tokens, min(grown, self._context_length + self._widths[-1]))
         try:
-            self._context = self._acquire_context(-(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP)
+            self._context = self._contexts.acquire(
+                -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP, prompt_ids, exact=self._exact
+            )
         except MemoryError as error:
             raise TargetError(f"{self._name}: {error}; give max_context less") from error
         if old is not None:
             self._context.copy_from(old)
-            self._release_context(old)
+            self._contexts.release(old)
         return self._context

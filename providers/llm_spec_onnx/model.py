@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,7 @@ import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.provider_kit import FolderTokenizer, count_usable_cores, find_file, prefill_prompt, read_json
-from llm_spec_onnx.sessions import CacheBuffers, GrowingCacheSession, InPlaceCacheSession, LoadedOnnxModel, ThreadChoice
+from llm_spec_onnx.sessions import GrowingCacheSession, IdleBuffers, InPlaceCacheSession, LoadedOnnxModel, ThreadChoice
 
 __all__ = ["OnnxModel"]
 
@@ -75,7 +74,7 @@ class OnnxModel:
                 f"{self.vocab_size}; the two belong to different models"
             )
         self._exact = exact
-        self._idle = deque[CacheBuffers](maxlen=_MAX_IDLE_CACHES)
+        self._idle = IdleBuffers(_MAX_IDLE_CACHES)
         self._draft_threads = self._target_threads = ThreadChoice(self._graph)
         may_agree = exact and (self._shared or threads <= 1)
         agreeing = next((width for width in _WIDTHS if self._has_agreeing_rows(width)), None) if may_agree else None
@@ -94,7 +93,7 @@ class OnnxModel:
         min_rows = 2 if exact and self._exact else 1
         if not self._shared:
             return GrowingCacheSession(self._graph, min_rows)
-        return InPlaceCacheSession(threads, min_rows, self._idle)
+        return InPlaceCacheSession(threads, min_rows, self._idle, exact=exact)
 
     def _find_faster_graph(self, load: Callable[[int], LoadedOnnxModel]) -> LoadedOnnxModel | None:
         """The model with several threads, of the number that is fastest; None: one is, or the bits are others.
@@ -115,6 +114,7 @@ class OnnxModel:
         widths, most = (1, 4, 8), min(_NUM_COMPARED_TOKENS, self.context_length)
         ids = [int(t) for t in np.random.default_rng(1).integers(0, self.tokenizer.vocab_size, most)]
         prompt_ids, read_ids = ids[: -max(widths)], ids[-max(widths) :]
+        self._idle.clear()  # each is to read all of it
         sessions = [self._open_session(ThreadChoice(graph)) for graph in (one, other)]
         times_s = np.full((2, len(widths)), np.inf)
         try:

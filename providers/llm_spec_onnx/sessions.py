@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,7 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CacheBuffers", "GrowingCacheSession", "InPlaceCacheSession", "LoadedOnnxModel", "ThreadChoice"]
+from llm_spec.provider_kit import KeptTokens, choose_idle_cache
+
+__all__ = ["GrowingCacheSession", "IdleBuffers", "InPlaceCacheSession", "LoadedOnnxModel", "ThreadChoice"]
 
 _MAX_KEPT_WIDTH: Final = 33  # tokens of a pass that stays bound; a prompt's rest may have any width, and comes once
 _FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
@@ -95,9 +96,39 @@ class GrowingCacheSession:
 class CacheBuffers:
     """Keys and values of one sequence at a time, and the passes that are bound to them, by graph and width."""
 
+    kept: KeptTokens = field(default_factory=KeptTokens)
     capacity: int = 0
     cache: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
     calls: dict[tuple[int, int], _BoundForwardPass] = field(default_factory=dict[tuple[int, int], "_BoundForwardPass"])
+
+
+class IdleBuffers:
+    """Buffers of closed sessions, the longest idle ones first. Safe to use from several threads."""
+
+    def __init__(self, max_idle: int) -> None:
+        self._max_idle = max_idle
+        self._lock = threading.Lock()
+        self._idle: list[CacheBuffers] = []
+
+    def acquire(self, token_ids: Sequence[int], *, exact: bool) -> CacheBuffers:
+        """Those for a prompt, with as much of it as they hold and may be used."""
+        with self._lock:
+            kept = [buffers.kept for buffers in self._idle]
+            choice = choose_idle_cache(kept, token_ids, exact=exact, may_add=len(kept) < self._max_idle)
+            buffers = CacheBuffers() if choice.place is None else self._idle.pop(choice.place)
+        buffers.kept.truncate(choice.num_reused)
+        return buffers
+
+    def release(self, buffers: CacheBuffers) -> None:
+        """Let others have buffers; their tokens stay until then."""
+        with self._lock:
+            self._idle.append(buffers)
+            del self._idle[: -self._max_idle]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._idle.clear()
 
 
 class InPlaceCacheSession:
@@ -107,51 +138,65 @@ class InPlaceCacheSession:
     which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
     """
 
-    def __init__(self, threads: ThreadChoice, min_rows: int, idle: deque[CacheBuffers]) -> None:
+    def __init__(self, threads: ThreadChoice, min_rows: int, idle: IdleBuffers, *, exact: bool) -> None:
         self._threads = threads
         self._min_rows = min_rows
         self._idle = idle
-        self.length = 0
-        try:
-            self._buffers = idle.pop()
-        except IndexError:
-            self._buffers = CacheBuffers()
+        self._exact = exact
+        self._buffers: CacheBuffers | None = None
         self._is_open = True
         threads.count_opened(1)
 
+    @property
+    def length(self) -> int:
+        return 0 if self._buffers is None else len(self._buffers.kept.token_ids)
+
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
+        """Begin with what idle buffers hold of a prompt; how many of its tokens need not be read any more."""
+        self._get_buffers(token_ids)
+        return self.length
+
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
-        count = len(token_ids)
+        buffers = self._get_buffers()
+        length, count = len(buffers.kept.token_ids), len(token_ids)
         width = max(count, self._min_rows)
-        graph, buffers = self._threads.choose_graph(), self._buffers
-        self._grow_cache(self.length + width)
+        graph = self._threads.choose_graph()
+        self._grow_cache(buffers, length + width)
         call = buffers.calls.get((id(graph), width))
         if call is None:
             call = _BoundForwardPass(graph, buffers.cache, width, buffers.capacity)
             if width <= _MAX_KEPT_WIDTH:
                 buffers.calls[id(graph), width] = call
-        call.run(token_ids, self.length)
-        self.length += count
+        call.run(token_ids, length)
+        buffers.kept.record_tokens(token_ids)
         return call.logits[0, count - num_rows : count].astype(np.float32, copy=False)
 
     def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
+        if self._buffers is not None:
+            self._buffers.kept.truncate(length)
 
     def close(self) -> None:
-        """Leave the buffers to the next session; the oldest that wait there go when there are many."""
+        """Leave the buffers to the next session."""
         if self._is_open:
             self._is_open = False
             self._threads.count_opened(-1)
-            self._idle.append(self._buffers)
-            self._buffers = CacheBuffers()
+            buffers, self._buffers = self._buffers, None
+            if buffers is not None:
+                self._idle.release(buffers)
 
-    def _grow_cache(self, num_tokens: int) -> None:
-        buffers, graph = self._buffers, self._threads.single
+    def _get_buffers(self, token_ids: Sequence[int] = ()) -> CacheBuffers:
+        if self._buffers is None:
+            self._buffers = self._idle.acquire(token_ids, exact=self._exact)
+        return self._buffers
+
+    def _grow_cache(self, buffers: CacheBuffers, num_tokens: int) -> None:
         if num_tokens <= buffers.capacity:
             return
+        graph, length = self._threads.single, len(buffers.kept.token_ids)
         capacity = max(_FIRST_CAPACITY, 2 * buffers.capacity, num_tokens)
         cache = [graph.make_empty_cache(capacity) for _ in graph.cache_names]
         for kept, grown in zip(buffers.cache, cache, strict=False):
-            grown[:, :, : self.length] = kept[:, :, : self.length]
+            grown[:, :, :length] = kept[:, :, :length]
         buffers.calls.clear()  # they are bound to the old buffers
         buffers.cache, buffers.capacity = cache, capacity
 

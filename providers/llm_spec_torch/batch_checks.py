@@ -135,7 +135,7 @@ class _RowAgreementCheck:
         return self._make_forward_pass(index, at, self._other_ids[: 1 + index % self._shape.max_width])
 
     def _make_forward_pass(self, index: int, at: int, token_ids: Sequence[int]) -> ForwardPass:
-        slot = CacheSlot(index, self._pool.cache.select_sequences(index, index + 1), [0] * at)
+        slot = CacheSlot(index, self._pool.cache.select_sequences(index, index + 1), token_ids=[0] * at)
         num_keys = self._shape.pad_num_keys(at + len(token_ids) - 1)
         return ForwardPass(slot, token_ids, self._shape.max_width, num_keys, len(token_ids))
 

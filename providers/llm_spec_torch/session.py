@@ -8,7 +8,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec_torch.caches import CHUNK_TOKENS, CachePool, CacheSlot
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS
+from llm_spec_torch.caches import CachePool, CacheSlot
 from llm_spec_torch.shape import PassShape
 
 __all__ = ["FloatArray", "ForwardRunner", "TorchSession"]
@@ -37,8 +38,8 @@ class ForwardRunner(Protocol):
 class TorchSession:
     """A cache of its own, taken when it is first needed; used by one thread at a time.
 
-    Prompts are read in chunks that begin at multiples of CHUNK_TOKENS. Shorter calls are cut where attention starts to
-    read more places, and padded, as `shape` says.
+    Prompts are read in chunks that begin at multiples of PREFILL_CHUNK_TOKENS. Shorter calls are cut where attention
+    starts to read more places, and padded, as `shape` says.
     """
 
     def __init__(self, pool: CachePool, forwards: ForwardRunner, shape: PassShape, *, exact: bool) -> None:
@@ -108,7 +109,8 @@ class TorchSession:
     def _split_forward(self, at: int, count: int, *, is_prompt: bool) -> list[int]:
         """Where the passes that read `count` tokens from position `at` on end."""
         if is_prompt:
-            borders = range(at // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS, at + count, CHUNK_TOKENS)
+            first = at - at % PREFILL_CHUNK_TOKENS + PREFILL_CHUNK_TOKENS
+            borders = range(first, at + count, PREFILL_CHUNK_TOKENS)
             return [*(border - at for border in borders), count]
         border = self._shape.pad_num_keys(at)
         return [border - at, count] if self._exact and border < at + count else [count]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -169,6 +171,68 @@ async def test_a_server_that_fails_for_another_reason_fails() -> None:
         await pieces_of(draft, ChatRequest.create("q", top_logprobs=2))
     assert [request.top_logprobs for request in provider.requests] == [2, None]
     assert draft.capabilities.tells_second_choices
+
+
+class CountingModel(TableModel):
+    """Notes how its sessions are opened."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("abcdefgh", **options)
+        self.opened: list[bool] = []
+        self.most_open = 0
+        self.has_two = threading.Event()
+
+    def open(self, *, exact: bool = True) -> Any:
+        session = super().open(exact=exact)
+        self.opened.append(exact)
+        self.most_open = max(self.most_open, self.num_open)
+        if self.num_open == 2:
+            self.has_two.set()
+        return session
+
+
+async def test_the_rows_of_a_model_in_this_process_need_not_be_exact() -> None:
+    """Only as a target's: what it drafts is verified, and it may go on with any cache."""
+    model = CountingModel()
+    provider = LocalProvider(model)
+    pieces = await pieces_of(ProviderDraft(provider), ChatRequest.create("q", temperature=0), 20)
+    assert "".join(piece.text for piece in pieces) == "abcdefgh"
+    assert (await provider.complete(ChatRequest.create("q", temperature=0))).content == "abcdefgh"
+    assert model.opened == [False, True]
+    assert model.num_open == 0
+
+
+@pytest.mark.parametrize(("is_for_request", "most_open"), [(True, 1), (False, 2)])
+async def test_the_next_call_of_a_request_waits_for_the_one_before(is_for_request: bool, most_open: int) -> None:
+    """Which is left within a forward pass: its cache is free then, and holds the prompt. Others' calls do not wait."""
+    in_pass, may_go_on = threading.Event(), threading.Event()
+
+    def wait(_: float) -> None:
+        in_pass.set()
+        may_go_on.wait(10)
+
+    model = CountingModel(forward_s=1.0, sleep=wait)
+    draft = ProviderDraft(LocalProvider(model))
+    used = draft.for_request() if is_for_request else draft
+    request = ChatRequest.create("q", temperature=0)
+    first = asyncio.create_task(pieces_of(used, request))
+    await asyncio.to_thread(in_pass.wait, 10)
+    first.cancel()
+    second = asyncio.create_task(pieces_of(used, request))
+    async with asyncio.timeout(10):
+        if not is_for_request:
+            await asyncio.to_thread(model.has_two.wait, 10)
+        await asyncio.sleep(0.01)
+        may_go_on.set()
+        assert "".join(piece.text for piece in await second) == "abcdefgh"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (model.most_open, model.num_open) == (most_open, 0)
+
+
+def test_a_provider_of_another_process_is_the_draft_of_every_request() -> None:
+    draft = ProviderDraft(ScriptedProvider("x"))
+    assert draft.for_request() is draft
 
 
 def test_a_drafting_model_follows_corrections() -> None:

@@ -17,7 +17,8 @@ from llm_spec_onnx.sessions import LoadedOnnxModel
 from onnx import TensorProto, helper
 from support.tiny_models import BUILTIN, MakeFolder
 
-from llm_spec import ConfigError, ModelLoadError, TokenSession
+from llm_spec import ConfigError, ModelLoadError, PrefixReusingSession, TokenSession
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS, prefill_prompt
 from llm_spec.testing import check_token_model_conformance
 
 
@@ -158,6 +159,30 @@ def test_grows_beyond_its_first_buffer(make_folder: MakeFolder) -> None:
     for start in range(0, 650, 50):
         stepwise.forward(token_ids[start : start + 50], num_rows=1)
     np.testing.assert_allclose(stepwise.forward(token_ids[650:], num_rows=1), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_before", [400, 700])
+def test_the_next_turn_reads_only_what_is_new(make_folder: MakeFolder, num_before: int) -> None:
+    """Whole chunks of a prompt are taken over with their bits, also from a buffer that has grown; by drafts, all."""
+    folder = make_folder("shared")
+    model, other = OnnxModel(folder), OnnxModel(folder)
+    token_ids = [int(t) for t in np.random.default_rng(1).integers(0, 4096, 1000)]
+    turn = [*token_ids[:390], *token_ids[700:750]]
+
+    def read_turn(model: OnnxModel, num_reused: int, *, exact: bool) -> np.ndarray:
+        with closing(model.open(exact=exact)) as session:
+            assert isinstance(session, PrefixReusingSession)
+            assert session.reuse_prefix(turn) == num_reused
+            for start in range(num_reused, len(turn), PREFILL_CHUNK_TOKENS):
+                session.forward(turn[start : start + PREFILL_CHUNK_TOKENS], num_rows=1)
+            return session.forward(token_ids[750:754], num_rows=4).copy()
+
+    with closing(model.open()) as session:
+        prefill_prompt(session, token_ids[:num_before])
+        session.forward(token_ids[num_before : num_before + 3], num_rows=1)
+    again = read_turn(model, PREFILL_CHUNK_TOKENS, exact=True)
+    assert np.array_equal(again, read_turn(other, 0, exact=True))
+    np.testing.assert_allclose(read_turn(other, len(turn), exact=False), again, atol=1e-4)
 
 
 def test_unpadded_plain_steps_are_for_the_asking(make_folder: MakeFolder) -> None:

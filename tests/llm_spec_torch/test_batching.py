@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider, pass_queue
-from llm_spec_torch.caches import CHUNK_TOKENS
 from llm_spec_torch.network import AttentionShape, KeyValueCache, TransformerNetwork
 from llm_spec_torch.session import TorchSession
 from support.text_checks import check_greedy_text, check_rows, check_texts
@@ -37,6 +36,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.prefill import prefill_prompt
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS
 from llm_spec.testing import RandomDraft, check_provider_conformance, check_token_model_conformance
 
 from .conftest import PAIR, MakeCheckpoint
@@ -399,7 +399,7 @@ async def test_drafts_share_passes_too(one_shape: TorchProvider, monkeypatch: py
 
 def test_an_idle_prefix_survives(target: TorchProvider) -> None:
     """What a later request takes over is not written over by those that run meanwhile."""
-    prompt = IDS[: CHUNK_TOKENS + 20]
+    prompt = IDS[: PREFILL_CHUNK_TOKENS + 20]
     expected = steps(target.model.open(), prompt, some_passes(1))
     others = [target.model.open() for _ in range(NUM - 1)]
     for number, session in enumerate(others):
@@ -407,8 +407,8 @@ def test_an_idle_prefix_survives(target: TorchProvider) -> None:
     for token_ids in some_passes(2):
         in_threads(*(lambda s=session, t=token_ids: s.forward(t, num_rows=1) for session in others))
     with closing(target.model.open()) as again:
-        assert again.reuse_prefix(prompt) == CHUNK_TOKENS
-        again.forward(prompt[CHUNK_TOKENS:], num_rows=1)
+        assert again.reuse_prefix(prompt) == PREFILL_CHUNK_TOKENS
+        again.forward(prompt[PREFILL_CHUNK_TOKENS:], num_rows=1)
         rows = [again.forward(token_ids, num_rows=len(token_ids)).copy() for token_ids in some_passes(1)]
     for session in others:
         session.close()

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from llm_spec_torch.caches import CHUNK_TOKENS
 from llm_spec_torch.checkpoint import load_transformers_module, map_embedding
 from llm_spec_torch.network import TransformerNetwork
 from safetensors.torch import load_file, save_file
@@ -35,6 +34,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.prefill import prefill_prompt
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS
 from llm_spec.testing import check_provider_conformance, check_token_model_conformance
 
 from .conftest import MakeCheckpoint
@@ -119,7 +119,7 @@ def test_the_next_turn_reads_only_what_is_new(tiny_folder: Path) -> None:
     with closing(model.open()) as session:
         prefill_prompt(session, IDS[:600])
     with closing(model.open()) as session:
-        assert session.reuse_prefix(IDS[:650]) == 2 * CHUNK_TOKENS
+        assert session.reuse_prefix(IDS[:650]) == 2 * PREFILL_CHUNK_TOKENS
         session.forward(IDS[512:650], num_rows=1)
         taken_over = session.forward(IDS[650:653], num_rows=3).copy()
     fresh = TorchModel(tiny_folder).open()
@@ -133,7 +133,7 @@ def test_a_chunk_that_differs_is_read_again(tiny_folder: Path) -> None:
     with closing(model.open()) as session:
         prefill_prompt(session, IDS[:600])
     with closing(model.open()) as session:
-        assert session.reuse_prefix([*IDS[:300], 5, 6, 7]) == CHUNK_TOKENS
+        assert session.reuse_prefix([*IDS[:300], 5, 6, 7]) == PREFILL_CHUNK_TOKENS
 
 
 def test_a_draft_takes_over_every_token(tiny_folder: Path) -> None:
@@ -149,11 +149,11 @@ def test_what_was_read_in_rounds_is_read_again(tiny_folder: Path) -> None:
     """The cached answer of a turn stood beside other rows; only the prompt's chunks are the same for sure."""
     model = TorchModel(tiny_folder)
     with closing(model.open()) as session:
-        prefill_prompt(session, IDS[:CHUNK_TOKENS])
-        for token_id in IDS[CHUNK_TOKENS : 2 * CHUNK_TOKENS]:
+        prefill_prompt(session, IDS[:PREFILL_CHUNK_TOKENS])
+        for token_id in IDS[PREFILL_CHUNK_TOKENS : 2 * PREFILL_CHUNK_TOKENS]:
             session.forward([token_id], num_rows=1)
     with closing(model.open()) as session:
-        assert session.reuse_prefix(IDS[: 2 * CHUNK_TOKENS]) == CHUNK_TOKENS
+        assert session.reuse_prefix(IDS[: 2 * PREFILL_CHUNK_TOKENS]) == PREFILL_CHUNK_TOKENS
 
 
 def test_the_longest_idle_cache_goes_first(tiny_folder: Path) -> None:
@@ -161,11 +161,11 @@ def test_the_longest_idle_cache_goes_first(tiny_folder: Path) -> None:
     model = TorchModel(tiny_folder, max_requests=2)
     for start in (0, 300):
         with closing(model.open()) as session:
-            prefill_prompt(session, IDS[start : start + CHUNK_TOKENS])
+            prefill_prompt(session, IDS[start : start + PREFILL_CHUNK_TOKENS])
     with closing(model.open()) as session:
         assert session.reuse_prefix(IDS[100:400]) == 0
     with closing(model.open()) as session:
-        assert session.reuse_prefix(IDS[300:600]) == CHUNK_TOKENS
+        assert session.reuse_prefix(IDS[300:600]) == PREFILL_CHUNK_TOKENS
 
 
 def test_more_sessions_than_caches_are_refused(tiny_folder: Path) -> None:

@@ -120,7 +120,7 @@ def test_the_partial_text_of_a_stream_that_took_over_is_the_whole_answer(by_ids:
         async for event in events:
             if isinstance(event, TextDelta):
                 text += event.text
-            if number and text.endswith("word70"):
+            if number and text.endswith("word100"):
                 raise TargetError("the stream broke", partial_text=text)
             yield event
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-from llm_spec import Finish, StreamEvent, TextDelta
+from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
@@ -33,7 +34,9 @@ def test_a_token_after_a_call_has_ended_is_disturbed_as_well() -> None:
             yield Finish("stop")
 
         timer = PairStats().start_stream_timer()
-        gate = DraftGate(SimulatedDraft("", 1.0, 0), PairStats(), LossBudget(PairStats(), 0.0), lambda: 0.0, None)
+        draft, request = SimulatedDraft("", 1.0, 0), ChatRequest.create("Go on.")
+        background = BackgroundDraft(draft, request, max_tokens=None, timeout_s=1.0, changed=lambda: None)
+        gate = DraftGate(draft, PairStats(), LossBudget(PairStats(), 0.0), background, None)
         reader = StreamReader(
             opened(), timer, begins_at=0, has_calls=lambda: has_calls, changed=lambda: None, gate=gate
         )

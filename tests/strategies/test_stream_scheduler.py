@@ -13,7 +13,7 @@ from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain
-from llm_spec.strategies.stream_scheduler import PromptTokenCosts, StreamScheduler
+from llm_spec.strategies.stream_scheduler import MAX_DRAFT_REACH, PromptTokenCosts, StreamScheduler
 
 STEP_S: Final = 0.02
 FIRST_TOKENS: Final = 20
@@ -111,7 +111,7 @@ def test_a_draft_that_is_no_good_opens_none() -> None:
     async def check() -> None:
         answer = Answer(known_pair())
         for word in WORDS:
-            request = answer.scheduler.choose_draft_request(has_ended=True, is_cut=False)
+            request = answer.scheduler.choose_draft_request(MAX_DRAFT_REACH, has_ended=True, is_cut=False)
             if request is not None:
                 answer.draft(words=[" other"])
             await answer.write(word)
@@ -289,14 +289,14 @@ def test_the_draft_is_asked_anew_at_once_where_it_is_promising() -> None:
         await answer.write(*WORDS[:60])
         await answer.write(" differs")
         assert answer.chain.is_draft_wrong
-        request = answer.scheduler.choose_draft_request(has_ended=False, is_cut=False)
+        request = answer.scheduler.choose_draft_request(MAX_DRAFT_REACH, has_ended=False, is_cut=False)
         assert request is not None
         assert request.answer == "".join(WORDS[:60]) + " differs"
         answer.draft(words=[" wrong"])
         await answer.write(" again")
-        assert answer.scheduler.choose_draft_request(has_ended=False, is_cut=False) is None
+        assert answer.scheduler.choose_draft_request(MAX_DRAFT_REACH, has_ended=False, is_cut=False) is None
         await answer.write(" and")
-        assert answer.scheduler.choose_draft_request(has_ended=False, is_cut=False) is not None
+        assert answer.scheduler.choose_draft_request(MAX_DRAFT_REACH, has_ended=False, is_cut=False) is not None
 
     run_virtual(check())
 

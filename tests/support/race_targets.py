@@ -139,7 +139,7 @@ DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
     "nothing": lambda _: Draft(),
     "fails at once": lambda _: Draft(RuntimeError("no draft")),
     "fails midway": failing_midway,
-    "falls silent": lambda answer: Draft(*split_into_pieces(answer)[:30], 1e6),
+    "falls silent": lambda answer: Draft(*split_into_pieces(answer)[:8], 1e6),
     "writes once": lambda answer: Draft(*split_into_pieces("Well. " + answer), continues_prefix=False),
     "given text": lambda answer: ReferenceDraft(answer.replace("is", "was")),
 }

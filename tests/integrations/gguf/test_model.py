@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from llm_spec_gguf.library import LlamaContext, LlamaModel
 from llm_spec_gguf.width_search import AgreeingWidths
 from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece_vocabulary, write_mamba
 
-from llm_spec import ConfigError, ModelLoadError, PassTimingModel, ProviderDraft, TargetError, open_provider
-from llm_spec.provider_kit import count_usable_cores
+from llm_spec import (
+    ConfigError,
+    ModelLoadError,
+    PassTimingModel,
+    PrefixReusingSession,
+    ProviderDraft,
+    TargetError,
+    open_provider,
+)
+from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS, count_usable_cores, prefill_prompt
 from llm_spec.testing import check_token_model_conformance
 
 
@@ -177,12 +186,62 @@ def test_closed_sessions_leave_no_more_than_two_caches_and_closing_the_model_non
 
 def test_a_session_begins_empty_whatever_the_last_one_read(tiny: GgufModel) -> None:
     """Its cache is an earlier session's."""
-    with_others, alone = tiny.open(), tiny.open()
-    with_others.forward([7, 8, 9], num_rows=1)
-    with_others.close()
+    with_others, alone = [tiny.open(), tiny.open()], tiny.open()
+    for session in with_others:
+        session.forward([7, 8, 9], num_rows=1)
+    for session in with_others:
+        session.close()
     again = tiny.open()
     rows = again.forward([5, 6], num_rows=2).copy()
     assert np.array_equal(rows, alone.forward([5, 6], num_rows=2))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_before", [600, 1100])
+def test_the_next_turn_reads_only_what_is_new(pair: dict[str, Path], threads: int, num_before: int) -> None:
+    """Whole chunks of a prompt are taken over, with the bits of reading them again; also from a larger cache."""
+    model = GgufModel(pair["target"], threads=threads)
+    token_ids = [int(token_id) for token_id in np.random.default_rng(2).integers(8, model.vocab_size, 1400)]
+    with closing(model.open()) as session:
+        prefill_prompt(session, token_ids[:num_before])
+        session.forward(token_ids[num_before : num_before + 3], num_rows=1)
+    turn = [*token_ids[:700], *token_ids[900:950]]
+    with closing(model.open()) as session:
+        assert isinstance(session, PrefixReusingSession)
+        assert session.reuse_prefix(turn) == 2 * PREFILL_CHUNK_TOKENS
+        session.forward(turn[2 * PREFILL_CHUNK_TOKENS :], num_rows=1)
+        taken_over = [session.forward(token_ids[start : start + 3], num_rows=3).copy() for start in (950, 953)]
+    fresh = GgufModel(pair["target"], threads=threads).open()
+    prefill_prompt(fresh, turn)
+    expected = [fresh.forward(token_ids[start : start + 3], num_rows=3).copy() for start in (950, 953)]
+    assert np.array_equal(taken_over, expected)
+
+
+def test_what_was_read_in_rounds_is_read_again(tiny: GgufModel) -> None:
+    """Its rows stood beside other ones; to a draft that does not matter."""
+    token_ids = [int(token_id) for token_id in np.random.default_rng(3).integers(0, tiny.vocab_size, 600)]
+    with closing(tiny.open()) as session:
+        prefill_prompt(session, token_ids[:300])
+        for token_id in token_ids[300:310]:
+            session.forward([token_id], num_rows=1)
+    with closing(tiny.open()) as session:
+        assert isinstance(session, PrefixReusingSession)
+        assert session.reuse_prefix(token_ids) == PREFILL_CHUNK_TOKENS
+        session.forward(token_ids[PREFILL_CHUNK_TOKENS:306], num_rows=1)
+    with closing(tiny.open(exact=False)) as session:
+        assert isinstance(session, PrefixReusingSession)
+        assert session.reuse_prefix([*token_ids[:303], 5, 6]) == 303
+
+
+def test_two_conversations_keep_their_caches(tiny: GgufModel) -> None:
+    """A third one takes the cache that has been idle for longest."""
+    prompts = [[number] * PREFILL_CHUNK_TOKENS for number in (5, 6, 7)]
+    expected = ([0, 0, PREFILL_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, 0, 0, PREFILL_CHUNK_TOKENS], [0, 1, 0, 1, 2, 0, 2])
+    for num_reused, index in zip(*expected, strict=True):
+        with closing(tiny.open()) as session:
+            assert isinstance(session, PrefixReusingSession)
+            assert session.reuse_prefix(prompts[index]) == num_reused
+            session.forward(prompts[index][num_reused:] or [5], num_rows=1)
 
 
 def test_sessions_compute_in_one_thread(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""KeptTokens: what a cache holds when its answer has ended, and how much of that another answer may begin with.
+
+The next turn of a conversation then reads only what is new, and a draft that is restarted only what the target has
+written meanwhile. Kept is what gives the same bits as reading it again: for exact sessions whole chunks of a prompt,
+read from the same position in one pass. What was read in rounds stood beside other rows, and may differ in the last
+bit; to a draft that does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+__all__ = ["PREFILL_CHUNK_TOKENS", "IdleCacheChoice", "KeptTokens", "choose_idle_cache"]
+
+# Of a prompt, read in one pass; chunks begin at multiples of it, with and without speculation, so that caches agree.
+PREFILL_CHUNK_TOKENS: Final = 256
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class KeptTokens:
+    """The tokens of one cache, in order; `num_in_chunks`: how many of the first were read in whole chunks."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    num_in_chunks: int = 0
+
+    def record_tokens(self, token_ids: Sequence[int]) -> None:
+        """Note tokens that have been read in one pass."""
+        if self.num_in_chunks == len(self.token_ids) and len(token_ids) == PREFILL_CHUNK_TOKENS:
+            self.num_in_chunks += PREFILL_CHUNK_TOKENS
+        self.token_ids.extend(token_ids)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first tokens."""
+        del self.token_ids[length:]
+        self.num_in_chunks = min(self.num_in_chunks, length // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS)
+
+    def count_reusable_tokens(self, token_ids: Sequence[int], *, exact: bool) -> int:
+        """How many leading tokens of a prompt it holds already, in such a way that they may be used."""
+        limit = min(len(token_ids), self.count_usable_tokens(exact=exact))
+        shared = next((i for i in range(limit) if self.token_ids[i] != token_ids[i]), limit)
+        return shared // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS if exact else shared
+
+    def count_usable_tokens(self, *, exact: bool) -> int:
+        """How many of its tokens some prompt could begin with."""
+        return self.num_in_chunks if exact else len(self.token_ids)
+
+
+class IdleCacheChoice(NamedTuple):
+    """The place of the idle cache to take (None: a new one), and how many of its tokens stay."""
+
+    place: int | None
+    num_reused: int
+
+
+def choose_idle_cache(
+    idle: Sequence[KeptTokens], token_ids: Sequence[int], *, exact: bool, may_add: bool
+) -> IdleCacheChoice:
+    """The cache for a prompt, among those that are idle, the longest idle one first; `may_add`: there may be one more.
+
+    That which shares most with the prompt; else one that is of no use to any; else a new one, so that the conversations
+    of the others can go on; else the longest idle.
+    """
+    shared = [kept.count_reusable_tokens(token_ids, exact=exact) for kept in idle]
+    most = max(shared, default=0)
+    if most:
+        return IdleCacheChoice(shared.index(most), most)
+    useless = [index for index, kept in enumerate(idle) if not kept.count_usable_tokens(exact=exact)]
+    if useless:
+        return IdleCacheChoice(useless[-1], 0)  # its memory was used last
+    return IdleCacheChoice(None if may_add or not idle else 0, 0)

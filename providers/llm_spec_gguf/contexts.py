@@ -1,0 +1,60 @@
+"""The contexts of a GGUF model: those of closed sessions are kept for the next ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from llm_spec.provider_kit import choose_idle_cache
+from llm_spec_gguf.library import LlamaContext
+
+__all__ = ["ContextPool"]
+
+_MAX_IDLE: Final = 2  # of closed sessions: to make one takes as long as some tokens, to read a prompt far longer
+
+
+class ContextPool:
+    """Contexts that no session has, the longest idle one first. Safe to use from several threads.
+
+    `make_context(num_tokens)`: a new one with room for so many.
+    """
+
+    def __init__(self, make_context: Callable[[int], LlamaContext]) -> None:
+        self._make_context = make_context
+        self._lock = threading.Lock()
+        self._idle: list[LlamaContext] = []
+
+    def acquire(self, num_tokens: int, token_ids: Sequence[int] = (), *, exact: bool) -> LlamaContext:
+        """A context for a prompt, with as much of it as it holds and may be used.
+
+        One that holds nothing of it has room for `num_tokens`. Raises MemoryError.
+        """
+        with self._lock:
+            kept = [context.kept for context in self._idle]
+            choice = choose_idle_cache(kept, token_ids, exact=exact, may_add=len(kept) < _MAX_IDLE)
+            context = None if choice.place is None else self._idle.pop(choice.place)
+        if context is not None and choice.num_reused:
+            context.forget_from(choice.num_reused)
+            return context
+        if context is not None and context.capacity >= num_tokens:
+            context.clear()
+            return context
+        if context is not None:
+            context.close()
+        return self._make_context(num_tokens)
+
+    def release(self, context: LlamaContext) -> None:
+        """Let others have a context; its tokens stay until then."""
+        with self._lock:
+            self._idle.append(context)
+            oldest = self._idle.pop(0) if len(self._idle) > _MAX_IDLE else None
+        if oldest is not None:
+            oldest.close()
+
+    def close(self) -> None:
+        """Release the memory of all of them."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for context in idle:
+            context.close()
