@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from llm_spec.contract.local import PrefixReusingSession, TokenSession
 from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
 
 __all__ = ["prefill_prompt"]
 
+_FIRST_TOKENS: Final = 32  # of a piece where the sizes are free …
+_PIECE_S: Final = 0.05  # … which grows as long as it takes less than half of this
+
 
 def prefill_prompt(
-    session: TokenSession, token_ids: Sequence[int], cancelled: Callable[[], bool] | None = None
+    session: TokenSession,
+    token_ids: Sequence[int],
+    cancelled: Callable[[], bool] | None = None,
+    *,
+    exact: bool = True,
 ) -> None:
-    """Let an empty session read a prompt, piece by piece, until it is read or `cancelled` says so."""
-    adopted = session.reuse_prefix(token_ids) if isinstance(session, PrefixReusingSession) else 0
-    for start in range(adopted, len(token_ids), PREFILL_CHUNK_TOKENS):
+    """Let an empty session read a prompt, piece by piece, until it is read or `cancelled` says so.
+
+    The pieces of an exact session are of PREFILL_CHUNK_TOKENS. Others', of drafts, are small where reading is slow.
+    """
+    start = session.reuse_prefix(token_ids) if isinstance(session, PrefixReusingSession) else 0
+    size = PREFILL_CHUNK_TOKENS if exact else _FIRST_TOKENS
+    while start < len(token_ids):
         if cancelled is not None and cancelled():
             return
-        session.forward(token_ids[start : start + PREFILL_CHUNK_TOKENS], num_rows=1)
+        began_s = time.perf_counter()
+        session.forward(token_ids[start : start + size], num_rows=1)
+        start += size
+        if time.perf_counter() - began_s < _PIECE_S / 2:
+            size = min(2 * size, PREFILL_CHUNK_TOKENS)

@@ -108,7 +108,7 @@ class HostVerifier:
         """Open a session and read the prompt, but for the last token: the first round reads it."""
         session = target.open(exact=exact)
         try:
-            prefill_prompt(session, prompt_ids[:-1], cancelled)
+            prefill_prompt(session, prompt_ids[:-1], cancelled, exact=exact)
         except BaseException:
             session.close()
             raise

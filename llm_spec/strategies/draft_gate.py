@@ -2,8 +2,9 @@
 
 A draft on the target's machine, or at its server, takes the target's time, whether or not what it writes is of use. So
 the target's stream is timed beside the draft and alone. Until then the draft writes little at a time; where it would
-never pause all the same, it is held for some tokens once. A draft that makes the stream later writes where that pays,
-and otherwise within what may be lost.
+never pause all the same, it is held for some tokens once. One in this process, where the target may be as well, first
+waits until the stream was timed alone. A draft that makes the stream later writes where that pays, and otherwise within
+what may be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llm_spec.strategies.loss_budget import LossBudget
 __all__ = ["DraftGate"]
 
 _MIN_TOKENS: Final = 4  # that are worth a call
-_MAX_UNMEASURED: Final = 12  # tokens of a draft at a time, before a stream was timed without it
+_MAX_UNMEASURED: Final = 12  # tokens of a draft at a time, before a stream was timed beside it and without it
 _MIN_SHARE: Final = 0.02  # of a stretch of time, in which a draft has to write to count
 _MIN_TOKEN_S: Final = 1e-6  # of the draft, where that was not measured
 _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
@@ -42,6 +43,7 @@ class DraftGate:
         can = get_draft_capabilities(draft)
         self._background_draft = background_draft
         self.is_open = can.is_free or not can.continues_prefix
+        self._is_in_process = can.token_model is not None
         self._pair_stats = pair_stats
         self._load = pair_stats.draft_load
         self._budget = budget
@@ -91,20 +93,24 @@ class DraftGate:
         now_s: float,
         *,
         is_streaming: bool,
+        has_calls: bool,
         can_pause: bool,
         is_paying: bool,
         gained_s: float = 0.0,
     ) -> int:
         """How many of `num_tokens` may be drafted now; 0: none, and what is drafted is to end.
 
-        `is_streaming`: a stream is open that goes on meanwhile. `can_pause`: little is lost then without a draft.
-        `is_paying`: drafting is known to win more time than it costs. `gained_s`: that it has won in this answer.
+        `is_streaming`: a stream is open that goes on meanwhile. `has_calls`: the server has other work of ours.
+        `can_pause`: little is lost without a draft. `is_paying`: drafting is known to win more time than it costs.
+        `gained_s`: that it has won in this answer.
         """
         if self.is_open:
             return num_tokens
         if can_pause and self._load.lacks_comparison:
             return 0
-        if is_streaming and not self._load.is_alone_measured:
+        if is_streaming and not self._load.is_measured:
+            if self._is_in_process and (has_calls or not self._load.is_alone_measured):
+                return 0
             num_tokens = min(num_tokens, _MAX_UNMEASURED)
         if is_paying or not self._load.is_harmful:
             return num_tokens

@@ -330,6 +330,7 @@ class _ServerRounds:
             _DRAFT_TOKENS,
             self._clock(),
             is_streaming=scheduler.stream_at is not None,
+            has_calls=self._has_other_server_calls(),
             can_pause=scheduler.can_pause_draft(),
             is_paying=scheduler.is_draft_paying(),
         )

@@ -17,6 +17,7 @@ from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.loss_budget import LossBudget
+from llm_spec.testing import TableModel
 
 STEP_S = 0.05
 DRAFT_S = 0.01
@@ -132,10 +133,15 @@ def test_a_draft_that_pays_writes_on(slowdown: float) -> None:
 
 
 def make_gate(
-    stats: PairStats, *, is_free: bool = False, drafting_s: float = 0.0, first_piece_s: float | None = 0.0
+    stats: PairStats,
+    *,
+    is_free: bool = False,
+    is_in_process: bool = False,
+    drafting_s: float = 0.0,
+    first_piece_s: float | None = 0.0,
 ) -> DraftGate:
     class Draft(SimulatedDraft):
-        capabilities = DraftCapabilities(is_free=is_free)
+        capabilities = DraftCapabilities(is_free=is_free, token_model=TableModel() if is_in_process else None)
 
     @dataclass
     class Background:
@@ -150,7 +156,7 @@ def make_gate(
 
 
 def limit(gate: DraftGate, **options: Any) -> int:
-    given = {"is_streaming": True, "can_pause": True, "is_paying": False, **options}
+    given = {"is_streaming": True, "has_calls": False, "can_pause": True, "is_paying": False, **options}
     return gate.limit_draft_tokens(64, 1.0, **given)
 
 
@@ -172,6 +178,17 @@ def test_a_stream_that_never_was_alone_is_left_alone_for_some_tokens() -> None:
     assert limit(gate) == 64
     assert not gate.slows_target
     assert not gate.may_disturb(STEP_S, STEP_S)
+
+
+def test_a_draft_in_this_process_waits_until_the_stream_was_alone() -> None:
+    """And while the server has other work, beside which its own cost cannot be told; until that is known."""
+    gate = make_gate(PairStats(), is_in_process=True)
+    assert limit(gate) == 0
+    assert limit(gate, is_streaming=False) == 64
+    time_stream(gate, 5, late=0.0, drafting=0.0)
+    assert (limit(gate), limit(gate, has_calls=True)) == (12, 0)
+    time_stream(gate, 2, late=0.0, drafting=1.0)
+    assert (limit(gate), limit(gate, has_calls=True)) == (64, 64)
 
 
 def test_a_harmful_draft_writes_as_long_as_the_loss_is_small() -> None:
@@ -285,7 +302,7 @@ def test_a_harmful_draft_is_charged_beside_other_work_as_well() -> None:
 def test_a_few_stretches_tell_of_a_large_loss_alone() -> None:
     """The fewer there are, the more may be noise."""
     few, many, large = DraftLoadStats(), DraftLoadStats(), DraftLoadStats()
-    for stats, num_stretches, late in ((few, 4, 0.25), (many, 12, 0.25), (large, 4, 0.5)):
+    for stats, num_stretches, late in ((few, 4, 0.25), (many, 12, 0.25), (large, 2, 0.7)):
         stats.add_alone(4, 4 * STEP_S)
         for _ in range(num_stretches):
             assert not stats.is_harmful or stats is many
