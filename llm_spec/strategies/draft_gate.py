@@ -20,7 +20,7 @@ from llm_spec.strategies.loss_budget import LossBudget
 __all__ = ["DraftGate"]
 
 _MIN_TOKENS: Final = 4  # that are worth a call
-_MAX_UNMEASURED: Final = 12  # tokens of a draft at a time, before a stream was timed beside it and without it
+_MAX_UNMEASURED: Final = 12  # tokens of a draft at a time, before it is known what that costs the stream
 _MIN_SHARE: Final = 0.02  # of a stretch of time, in which a draft has to write to count
 _MIN_TOKEN_S: Final = 1e-6  # of the draft, where that was not measured
 _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
@@ -108,7 +108,8 @@ class DraftGate:
             return num_tokens
         if can_pause and self._load.lacks_comparison:
             return 0
-        if is_streaming and not self._load.is_measured:
+        is_known = self._load.is_measured if self._is_in_process else self._load.is_alone_measured
+        if is_streaming and not is_known:
             if self._is_in_process and (has_calls or not self._load.is_alone_measured):
                 return 0
             num_tokens = min(num_tokens, _MAX_UNMEASURED)

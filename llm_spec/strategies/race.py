@@ -159,7 +159,8 @@ class _Race:
         self._preparing = asyncio.create_task(self._prepare_further_streams())
         num_draft_tokens = self._limit_draft_tokens()
         if num_draft_tokens:
-            self._restart_draft_at_answer(DraftRequest("", self._scheduler.max_useful_draft_tokens), num_draft_tokens)
+            num_draft_tokens = min(num_draft_tokens, self._scheduler.max_useful_draft_tokens)
+            self._restart_draft_at_answer(DraftRequest("", num_draft_tokens))
         finish: Finish | None = None
         while finish is None:
             await self._changed.wait()
@@ -409,7 +410,7 @@ class _Race:
         elif num_draft_tokens and not feed.is_exhausted:
             request = scheduler.choose_draft_request(num_draft_tokens, has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
-                self._restart_draft_at_answer(request, num_draft_tokens)
+                self._restart_draft_at_answer(request)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
         if num_tokens is not None:
             self._trying_prompt = asyncio.create_task(self._run_prompt_trial(num_tokens))
@@ -434,9 +435,9 @@ class _Race:
             gained_s=self._scheduler.gained_s,
         )
 
-    def _restart_draft_at_answer(self, request: DraftRequest, num_tokens: int) -> None:
+    def _restart_draft_at_answer(self, request: DraftRequest) -> None:
         self._num_expected_characters = self._num_seen_draft_characters = 0
-        self._background_draft.restart(request.answer, min(request.num_tokens, num_tokens))
+        self._background_draft.restart(request.answer, request.num_tokens)
 
     def _report_what_became_of_streams(self) -> Iterator[TargetStreamReport]:
         """What became of every stream; the last of them end now."""

@@ -143,7 +143,10 @@ class StreamScheduler:
         return min(num_reached, max(num_likely, _MIN_USEFUL_RUN, self.num_tokens_between_streams), MAX_DRAFT_REACH)
 
     def choose_draft_request(self, max_tokens: int, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
-        """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
+        """The next request to the draft, for at most `max_tokens`; None: none now.
+
+        `is_cut`: it has ended, and would have gone on.
+        """
         num_tokens = min(self.max_useful_draft_tokens, max_tokens)
         chain, tail = self._chain, self._chain.last_stream
         if self.is_off or not (chain.is_draft_wrong or (has_ended and not self._costs.is_at_end)):
