@@ -59,7 +59,7 @@ class ProviderDraft:
         )
         model = self.capabilities.token_model
         if model is not None:
-            from llm_spec.local import stream_token_model  # needs numpy, as who has such a model does
+            from llm_spec.local import stream_token_model  # needs numpy, which such a model has
 
             async with (
                 stream_token_model(model, request, exact=False) as events,

@@ -114,7 +114,7 @@ class IdleBuffers:
         """Those for a prompt, with as much of it as they hold and may be used."""
         with self._lock:
             kept = [buffers.kept for buffers in self._idle]
-            choice = choose_idle_cache(kept, token_ids, exact=exact, may_add=len(kept) < self._max_idle)
+            choice = choose_idle_cache(kept, token_ids, exact=exact, may_add=False)  # to bind passes takes long, too
             buffers = CacheBuffers() if choice.place is None else self._idle.pop(choice.place)
         buffers.kept.truncate(choice.num_reused)
         return buffers

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -200,6 +201,17 @@ async def test_the_rows_of_a_model_in_this_process_need_not_be_exact() -> None:
     assert (await provider.complete(ChatRequest.create("q", temperature=0))).content == "abcdefgh"
     assert model.opened == [False, True]
     assert model.num_open == 0
+
+
+async def test_a_draft_reads_its_prompt_in_small_pieces_where_that_is_slow() -> None:
+    """So that it can be left; a target reads it in pieces of one size."""
+    model = TableModel("abc", forward_s=1.0, sleep=lambda _: time.sleep(0.026))
+    provider, request = LocalProvider(model), ChatRequest.create("q" * 100, temperature=0)
+    await pieces_of(ProviderDraft(provider), request, 2)
+    assert model.widths[:3] == [32, 32, 32]
+    model.widths.clear()
+    await provider.complete(request)
+    assert model.widths[0] >= 100
 
 
 @pytest.mark.parametrize(("is_for_request", "most_open"), [(True, 1), (False, 2)])

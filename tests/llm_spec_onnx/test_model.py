@@ -185,6 +185,20 @@ def test_the_next_turn_reads_only_what_is_new(make_folder: MakeFolder, num_befor
     np.testing.assert_allclose(read_turn(other, len(turn), exact=False), again, atol=1e-4)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_another_prompt_takes_the_buffers_that_are_there(make_folder: MakeFolder, exact: bool) -> None:
+    """Their passes are bound, which takes longer than a round; more are made for answers at once alone."""
+    model = OnnxModel(make_folder("shared"))
+    used: list[object] = []
+    for token_id in (5, 6, 7):
+        with closing(model.open(exact=exact)) as session:
+            assert isinstance(session, PrefixReusingSession)
+            assert session.reuse_prefix([token_id] * 40) == 0
+            session.forward([token_id] * 40, num_rows=1)
+            used.append(session._buffers)  # type: ignore[attr-defined]
+    assert used[0] is used[1] is used[2]
+
+
 def test_unpadded_plain_steps_are_for_the_asking(make_folder: MakeFolder) -> None:
     """`exact=False` gives up the same-text promise and says so."""
     assert not OnnxModel(make_folder(), exact=False).same_text

@@ -129,6 +129,40 @@ def test_a_draft_that_pays_writes_on(slowdown: float) -> None:
     assert min(answer.ratio for answer in answers[1:]) > 1.5
 
 
+@pytest.mark.parametrize(("strategy", "streams"), [("race", 1), ("probe", 4)])
+def test_how_long_the_draft_took_is_kept_for_the_next_answers(strategy: str, streams: int) -> None:
+    """Until its first piece, its prompt included, and for each token then."""
+
+    async def check() -> None:
+        draft = SimulatedDraft(WORDS, 0.9, 1, first_token_s=0.3, token_s=DRAFT_S)
+        target = SimulatedTarget(WORDS, first_token_s=0.1, token_s=STEP_S, row_s=0.0, by_ids=True)
+        config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=streams, baseline_every=0)
+        async with SpeculativeDecoder(draft, target, config) as decoder:
+            await decoder.decode("Go on.", temperature=0)
+            load = decoder._planner.pair_stats.draft_load
+            assert load.first_piece_s == pytest.approx(0.3)
+            assert load.draft_token_s == pytest.approx(DRAFT_S)
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize(("strategy", "streams"), [("race", 4), ("probe", 4)])
+def test_the_gate_is_shown_when_the_server_has_other_work(
+    strategy: str, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, and further streams."""
+    shown: set[bool] = set()
+    limit_draft_tokens = DraftGate.limit_draft_tokens
+
+    def note(gate: DraftGate, num_tokens: int, now_s: float, *, has_calls: bool, **options: Any) -> int:
+        shown.add(has_calls)
+        return limit_draft_tokens(gate, num_tokens, now_s, has_calls=has_calls, **options)
+
+    monkeypatch.setattr(DraftGate, "limit_draft_tokens", note)
+    run_virtual(time_answers(strategy, 0.0, row_s=0.0, streams=streams, num_answers=2, agreement=1.0))
+    assert shown == {False, True}
+
+
 # --------------------------------------------------------------------------------------------- the parts
 
 
@@ -181,7 +215,7 @@ def test_a_stream_that_never_was_alone_is_left_alone_for_some_tokens() -> None:
 
 
 def test_a_draft_in_this_process_waits_until_the_stream_was_alone() -> None:
-    """And while the server has other work, beside which its own cost cannot be told; until that is known."""
+    """And while the server has other work, beside which its own cost cannot be measured."""
     gate = make_gate(PairStats(), is_in_process=True)
     assert limit(gate) == 0
     assert limit(gate, is_streaming=False) == 64
