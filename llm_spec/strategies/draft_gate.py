@@ -20,7 +20,7 @@ from llm_spec.strategies.loss_budget import LossBudget
 __all__ = ["DraftGate"]
 
 _MIN_TOKENS: Final = 4  # that are worth a call
-_MAX_UNMEASURED: Final = 12  # tokens of a draft at a time, before it is known what that costs the stream
+_MAX_UNMEASURED: Final = 16  # tokens of a draft at a time, before it is known what that costs the stream
 _MIN_SHARE: Final = 0.02  # of a stretch of time, in which a draft has to write to count
 _MIN_TOKEN_S: Final = 1e-6  # of the draft, where that was not measured
 _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup

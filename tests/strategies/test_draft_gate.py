@@ -203,8 +203,8 @@ def test_a_stream_that_never_was_alone_is_left_alone_for_some_tokens() -> None:
     """Sixteen tokens beside the draft, which writes little at a time, four without it; then it is known harmless."""
     gate = make_gate(PairStats())
     time_stream(gate, 16, late=0.0, drafting=1.0)
-    assert limit(gate) == 12  # the first token does not count
-    assert limit(gate, can_pause=False) == 12  # rows that seem to pay may be judged by a stream that is slowed
+    assert limit(gate) == 16  # the first token does not count
+    assert limit(gate, can_pause=False) == 16  # rows that seem to pay may be judged by a stream that is slowed
     assert limit(gate, can_pause=False, is_streaming=False) == 64
     time_stream(gate, 1, late=0.0, drafting=1.0)
     assert limit(gate) == limit(gate, is_paying=True) == 0  # what it wins was judged beside it
@@ -220,7 +220,7 @@ def test_a_draft_in_this_process_waits_until_the_stream_was_alone() -> None:
     assert limit(gate) == 0
     assert limit(gate, is_streaming=False) == 64
     time_stream(gate, 5, late=0.0, drafting=0.0)
-    assert (limit(gate), limit(gate, has_calls=True)) == (12, 0)
+    assert (limit(gate), limit(gate, has_calls=True)) == (16, 0)
     time_stream(gate, 2, late=0.0, drafting=1.0)
     assert (limit(gate), limit(gate, has_calls=True)) == (64, 64)
 

@@ -200,7 +200,7 @@ def test_a_session_begins_empty_whatever_the_last_one_read(tiny: GgufModel) -> N
 @pytest.mark.parametrize("num_before", [600, 1100])
 def test_the_next_turn_reads_only_what_is_new(pair: dict[str, Path], threads: int, num_before: int) -> None:
     """Whole chunks of a prompt are taken over, with the bits of reading them again; also from a larger cache."""
-    model = GgufModel(pair["target"], threads=threads)
+    model, fresh_model = [GgufModel(pair["target"], threads=threads, max_width=16) for _ in range(2)]
     token_ids = [int(token_id) for token_id in np.random.default_rng(2).integers(8, model.vocab_size, 1400)]
     with closing(model.open()) as session:
         prefill_prompt(session, token_ids[:num_before])
@@ -211,7 +211,7 @@ def test_the_next_turn_reads_only_what_is_new(pair: dict[str, Path], threads: in
         assert session.reuse_prefix(turn) == 2 * PREFILL_CHUNK_TOKENS
         session.forward(turn[2 * PREFILL_CHUNK_TOKENS :], num_rows=1)
         taken_over = [session.forward(token_ids[start : start + 3], num_rows=3).copy() for start in (950, 953)]
-    fresh = GgufModel(pair["target"], threads=threads).open()
+    fresh = fresh_model.open()
     prefill_prompt(fresh, turn)
     expected = [fresh.forward(token_ids[start : start + 3], num_rows=3).copy() for start in (950, 953)]
     assert np.array_equal(taken_over, expected)
