@@ -88,6 +88,16 @@ class DraftLoadStats:
         return max(0.0, (self._seconds - self._tokens * self._alone.value) / self._drafting_s)
 
     @property
+    def max_late_s_per_s(self) -> float:
+        """What `late_s_per_s` may be at most, by what was measured so far."""
+        return self.late_s_per_s + _NOISE / max(1, self._num_stretches) + _NOISE / max(1, self._num_alone)
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the draft is known to make the target hardly slower."""
+        return self.is_measured and not self.is_harmful and self.max_late_s_per_s <= 2.0 * _MAX_HARMLESS
+
+    @property
     def is_harmful(self) -> bool:
         """Whether the draft is known to make the target slower."""
         return self.late_s_per_s > _MAX_HARMLESS + _NOISE / max(1, self._num_stretches)

@@ -48,20 +48,16 @@ class DraftGate:
         self._load = pair_stats.draft_load
         self._budget = budget
         self._max_tokens = max_tokens
-        self._num_streamed = 0  # tokens of this answer
+        self._num_streamed = 0  # tokens of this answer, …
+        self._was_beside = False  # … the last of them beside the draft
 
     def measure_drafting_s(self) -> float:
         """For how many seconds the draft has been writing."""
         return self._background_draft.measure_drafting_s()
 
-    @property
-    def slows_target(self) -> bool:
-        """Whether the draft is known to make the target slower."""
-        return not self.is_open and self._load.is_harmful
-
     def may_disturb(self, drafting_s: float, seconds: float) -> bool:
         """Whether a stream is later since a draft wrote for `drafting_s` of so many seconds."""
-        return self.slows_target and drafting_s > _MIN_SHARE * seconds
+        return not self.is_open and self._load.is_harmful and drafting_s > _MIN_SHARE * seconds
 
     def add_streamed(self, num_tokens: int, seconds: float, drafting_s: float, *, has_calls: bool = False) -> None:
         """A stream wrote so many tokens while the draft wrote for `drafting_s`. `has_calls`: beside other work, too."""
@@ -70,20 +66,21 @@ class DraftGate:
         self._num_streamed += num_tokens
         if self._num_streamed == num_tokens:  # the first token's time is that of the prompt, too
             return
-        load, was_harmful = self._load, self._load.is_harmful
+        load, was_harmful, was_bounded = self._load, self._load.is_harmful, self._is_bounded
         alone_s = None if load.alone_token_s is None else load.alone_token_s * num_tokens
         if alone_s is not None:
             seconds = min(seconds, _MAX_GAP * alone_s)
         is_beside = drafting_s > _MIN_SHARE * seconds
-        if was_harmful and is_beside and alone_s is not None:
+        if was_bounded and is_beside and alone_s is not None:
             late_s = seconds - alone_s
             self._budget.add_lost_time(min(late_s, load.late_s_per_s * drafting_s) if has_calls else late_s)
         if has_calls:
             load.add_beside_calls()
         elif is_beside:
             load.add_beside(num_tokens, seconds, drafting_s)
-        else:
+        elif not (self._was_beside and load.is_alone_measured):  # the step may have begun when the draft was writing
             load.add_alone(num_tokens, seconds)
+        self._was_beside = is_beside
         if load.is_harmful and not was_harmful and load.alone_token_s is not None:
             self._pair_stats.forget_token_times(load.alone_token_s)
 
@@ -95,7 +92,7 @@ class DraftGate:
         is_streaming: bool,
         has_calls: bool,
         can_pause: bool,
-        is_paying: bool,
+        is_paying: bool = False,
         gained_s: float = 0.0,
     ) -> int:
         """How many of `num_tokens` may be drafted now; 0: none, and what is drafted is to end.
@@ -106,19 +103,19 @@ class DraftGate:
         """
         if self.is_open:
             return num_tokens
-        if can_pause and self._load.lacks_comparison:
+        load = self._load
+        if can_pause and load.lacks_comparison:
             return 0
-        is_known = self._load.is_measured if self._is_in_process else self._load.is_alone_measured
-        if is_streaming and not is_known:
-            if self._is_in_process and (has_calls or not self._load.is_alone_measured):
-                return 0
-            num_tokens = min(num_tokens, _MAX_UNMEASURED)
-        if is_paying or not self._load.is_harmful:
+        if is_streaming and not load.is_alone_measured:
+            num_tokens = min(num_tokens, 0 if self._is_in_process else _MAX_UNMEASURED)
+        if is_streaming and self._is_in_process and has_calls and not load.is_measured:
+            return 0
+        if is_paying or not self._is_bounded:
             return num_tokens
-        if self._num_streamed <= MIN_BASELINE_TOKENS:  # the target's own speed is measured
+        if load.is_harmful and self._num_streamed <= MIN_BASELINE_TOKENS:  # the target's own speed is measured
             return 0
         allowed_s = self._budget.estimate_left_s(now_s, self._max_tokens) + gained_s
-        drafting_s = allowed_s / self._load.late_s_per_s - self._estimate_s_until_first_piece()
+        drafting_s = allowed_s / load.max_late_s_per_s - self._estimate_s_until_first_piece()
         token_s = self._background_draft.token_s or self._load.draft_token_s
         num_allowed = int(drafting_s / max(token_s, _MIN_TOKEN_S))
         return min(num_tokens, num_allowed) if num_allowed >= _MIN_TOKENS else 0
@@ -128,6 +125,11 @@ class DraftGate:
         draft = self._background_draft
         if draft.first_piece_s is not None:
             self._load.add_drafting(draft.first_piece_s, draft.token_s)
+
+    @property
+    def _is_bounded(self) -> bool:
+        """Whether the draft makes the target slower; one in this process does until it was measured well."""
+        return self._load.is_harmful or (self._is_in_process and not self._load.is_harmless)
 
     def _estimate_s_until_first_piece(self) -> float:
         """How long the draft will still be reading its prompt."""

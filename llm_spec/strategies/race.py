@@ -431,7 +431,6 @@ class _Race:
             is_streaming=True,
             has_calls=self._has_server_other_calls(),
             can_pause=not has_room,
-            is_paying=has_room and not self._gate.slows_target,
             gained_s=self._scheduler.gained_s,
         )
 

@@ -60,7 +60,7 @@ class StreamReader:
         self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
         self._undisturbed_s = timer.opened_s  # … the last of them at this time
         self._drafting_s = 0.0  # until then, though that was not known to disturb
-        self._is_disturbed = self._had_calls = False
+        self._is_disturbed = self._had_calls = self._was_beside_draft = False
         self._has_calls = has_calls
         self._changed = changed
         self._clock = get_loop_clock()
@@ -131,6 +131,8 @@ class StreamReader:
         now_s, now_drafting_s, has_calls = self._clock(), self._gate.measure_drafting_s(), self._has_calls()
         seconds, drafting_s = now_s - self._last_s, now_drafting_s - self._last_drafting_s
         is_beside_draft = self._gate.may_disturb(drafting_s, seconds)
-        arrival = StreamArrival(event, now_s, self, has_calls or self._had_calls, seconds, drafting_s, is_beside_draft)
+        disturbs = is_beside_draft or self._was_beside_draft  # the step may have begun when the draft was writing
+        arrival = StreamArrival(event, now_s, self, has_calls or self._had_calls, seconds, drafting_s, disturbs)
         self._last_s, self._last_drafting_s, self._had_calls = now_s, now_drafting_s, has_calls
+        self._was_beside_draft = is_beside_draft
         return arrival
