@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Round
@@ -29,16 +30,18 @@ class TargetSpeedBaseline:
 
     def __init__(self) -> None:
         self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
-        self.forget_answers()
+        self._answers, self._answers_alone = _AnswerTimes(), _AnswerTimes()  # all, and those without a draft beside
         self._piece_tokens = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
         self._plain_steps: dict[int, _PlainSteps] = {}  # by how many answers were written at the same time
 
-    def forget_answers(self) -> None:
-        """Begin anew: what was measured of answers was not of the target alone."""
-        self.num_answers = 0
-        # without evidence for a slope there is none
-        self._first_s = ForwardCostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
-        self._token_s = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
+    def forget_answers_beside_draft(self) -> None:
+        """The draft makes the target slower, so that answers beside it were not of the target alone."""
+        self._answers = deepcopy(self._answers_alone)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that were measured."""
+        return self._answers.number
 
     @property
     def num_steps(self) -> int:
@@ -58,17 +61,18 @@ class TargetSpeedBaseline:
     @property
     def is_measured(self) -> bool:
         """Whether a whole answer of the target's own was measured, first token and others."""
-        return self._token_s.value is not None
+        return self._answers.token_s.value is not None
 
-    def add_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
-        """Add an answer of the target alone.
+    def add_answer(
+        self, num_characters: int, num_tokens: int, first_s: float, rest_s: float, *, is_beside_draft: bool = False
+    ) -> None:
+        """Add an answer of the target alone; `is_beside_draft`: but for a draft that was not known to slow it.
 
         first_s: from the request, of `num_characters`, to the first piece. rest_s: from there to the last piece.
         """
-        self.num_answers += 1
-        self._first_s.update(1 + num_characters // _CHARACTERS, first_s)
-        if num_tokens > 1:
-            self._token_s.update(num_tokens - 1, rest_s)
+        self._answers.add(num_characters, num_tokens, first_s, rest_s)
+        if not is_beside_draft:
+            self._answers_alone.add(num_characters, num_tokens, first_s, rest_s)
 
     def add_plain_steps(self, num_prompt_tokens: int, rounds: Sequence[Round], *, num_concurrent: float = 1.0) -> None:
         """Add the plain steps among an answer's rounds; so many answers were written at the same time."""
@@ -87,11 +91,7 @@ class TargetSpeedBaseline:
 
     def estimate_answer_s(self, num_characters: int, num_tokens: int) -> float | None:
         """How long the target's own stream takes for so many tokens; None: not measured yet."""
-        token_s = self._token_s.value or 0.0
-        if not self.num_answers or (num_tokens > 1 and self._token_s.value is None):
-            return None
-        first_s = self._first_s.base_s + self._first_s.per_token_s * (num_characters // _CHARACTERS)
-        return first_s + max(0, num_tokens - 1) * token_s
+        return self._answers.estimate_s(num_characters, num_tokens)
 
     def estimate_plain_steps_s(
         self, num_prompt_tokens: int, num_tokens: int, *, num_concurrent: float = 1.0
@@ -102,6 +102,29 @@ class TargetSpeedBaseline:
         cost_s = self._plain_steps[_round_concurrency(num_concurrent)].cost_s
         middle = (num_prompt_tokens + num_tokens / 2.0) / _POSITIONS
         return num_tokens * (cost_s.base_s + cost_s.per_token_s * middle)
+
+
+class _AnswerTimes:
+    """What answers took: the first token, and each of the others."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        # without evidence for a slope there is none
+        self.first_s = ForwardCostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
+        self.token_s = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
+
+    def add(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
+        self.number += 1
+        self.first_s.update(1 + num_characters // _CHARACTERS, first_s)
+        if num_tokens > 1:
+            self.token_s.update(num_tokens - 1, rest_s)
+
+    def estimate_s(self, num_characters: int, num_tokens: int) -> float | None:
+        token_s = self.token_s.value
+        if not self.number or (num_tokens > 1 and token_s is None):
+            return None
+        first_s = self.first_s.base_s + self.first_s.per_token_s * (num_characters // _CHARACTERS)
+        return first_s + max(0, num_tokens - 1) * (token_s or 0.0)
 
 
 class _PlainSteps:

@@ -63,7 +63,7 @@ class PairStats:
         """What was measured so far was measured beside something that makes the target slower; `token_s` was not."""
         self.token_s = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
         self.token_s.update(1, token_s)
-        self.baseline.forget_answers()
+        self.baseline.forget_answers_beside_draft()
 
     @property
     def target_token_s(self) -> float:

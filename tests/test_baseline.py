@@ -51,6 +51,20 @@ def test_an_answers_time_is_its_first_token_and_so_much_for_each_other() -> None
     assert baseline.estimate_answer_s(7000, 1) == pytest.approx(0.4 + 0.7, rel=0.02)
 
 
+def test_answers_beside_a_draft_are_forgotten_where_it_makes_the_target_slower() -> None:
+    """The others stay; until then all of them count."""
+    baseline = TargetSpeedBaseline()
+    baseline.add_answer(100, 51, 0.5, 1.0)
+    for _ in range(20):
+        baseline.add_answer(100, 51, 0.5, 3.0, is_beside_draft=True)
+    assert baseline.estimate_answer_s(100, 51) == pytest.approx(3.5, rel=0.1)
+    baseline.forget_answers_beside_draft()
+    assert (baseline.num_answers, baseline.estimate_answer_s(100, 51)) == (1, pytest.approx(1.5))
+    baseline.add_answer(100, 51, 0.5, 3.0, is_beside_draft=True)
+    baseline.forget_answers_beside_draft()
+    assert (baseline.num_answers, baseline.estimate_answer_s(100, 51)) == (1, pytest.approx(1.5))
+
+
 def test_a_few_plain_steps_tell_nothing_yet() -> None:
     """The first ones are slow; eight are enough. A round with a draft is not a plain step."""
     baseline = TargetSpeedBaseline()

@@ -55,9 +55,13 @@ class DraftGate:
         """For how many seconds the draft has been writing."""
         return self._background_draft.measure_drafting_s()
 
+    def is_beside_draft(self, drafting_s: float, seconds: float) -> bool:
+        """Whether a draft that asks a model wrote for `drafting_s` of so many seconds, which is not next to nothing."""
+        return not self.is_open and drafting_s > _MIN_SHARE * seconds
+
     def may_disturb(self, drafting_s: float, seconds: float) -> bool:
-        """Whether a stream is later since a draft wrote for `drafting_s` of so many seconds."""
-        return not self.is_open and self._load.is_harmful and drafting_s > _MIN_SHARE * seconds
+        """Whether it is known that a stream is later since a draft wrote for `drafting_s` of so many seconds."""
+        return self._load.is_harmful and self.is_beside_draft(drafting_s, seconds)
 
     def add_streamed(self, num_tokens: int, seconds: float, drafting_s: float, *, has_calls: bool = False) -> None:
         """A stream wrote so many tokens while the draft wrote for `drafting_s`. `has_calls`: beside other work, too."""
@@ -70,7 +74,7 @@ class DraftGate:
         alone_s = None if load.alone_token_s is None else load.alone_token_s * num_tokens
         if alone_s is not None:
             seconds = min(seconds, _MAX_GAP * alone_s)
-        is_beside = drafting_s > _MIN_SHARE * seconds
+        is_beside = self.is_beside_draft(drafting_s, seconds)
         if was_bounded and is_beside and alone_s is not None:
             late_s = seconds - alone_s
             self._budget.add_lost_time(min(late_s, load.late_s_per_s * drafting_s) if has_calls else late_s)

@@ -102,13 +102,19 @@ class StreamReader:
         `tokens_per_piece`: how many the server counts for one that was counted here.
         """
         first_s, num_tokens = self.timer.first_s, self._num_undisturbed
-        was_beside_draft = self._gate.may_disturb(self._drafting_s, self._undisturbed_s - self.timer.opened_s)
-        if token_s is None and was_beside_draft:
+        seconds = self._undisturbed_s - self.timer.opened_s
+        if token_s is None and self._gate.may_disturb(self._drafting_s, seconds):
             return
         if self.begins_at == 0 and num_tokens >= MIN_BASELINE_TOKENS and first_s is not None:
             rest_s = self._undisturbed_s - first_s if token_s is None else num_tokens * token_s
             num_counted = max(1, round(num_tokens * tokens_per_piece))
-            baseline.add_answer(num_characters, 1 + num_counted, first_s - self.timer.opened_s, rest_s)
+            baseline.add_answer(
+                num_characters,
+                1 + num_counted,
+                first_s - self.timer.opened_s,
+                rest_s,
+                is_beside_draft=self._gate.is_beside_draft(self._drafting_s, seconds),
+            )
 
     async def _read_stream_to_end(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
         try:
