@@ -241,6 +241,29 @@ def test_a_draft_in_this_process_is_bounded_until_it_is_known_to_be_harmless() -
     assert limit(make_gate(stats, is_in_process=True)) == 64
 
 
+def test_a_stream_that_was_hardly_timed_alone_does_not_tell_that_a_draft_is_harmless() -> None:
+    """However often it was timed beside it: its few tokens alone may have been slow ones."""
+    for num_alone, expected in ((4, False), (12, True)):
+        stats = DraftLoadStats()
+        stats.add_alone(num_alone, num_alone * STEP_S)
+        for _ in range(100):
+            stats.add_beside(1, STEP_S, STEP_S)
+        assert stats.is_harmless is expected
+
+
+def test_a_token_after_the_drafts_last_is_not_timed() -> None:
+    """Its step may have begun while the draft wrote."""
+    stats = PairStats()
+    gate = make_gate(stats)
+    time_stream(gate, 5, late=0.0, drafting=0.0)
+    for _ in range(8):
+        time_stream(gate, 1, late=0.5, drafting=1.0)
+        time_stream(gate, 1, late=0.5, drafting=0.0)
+    assert stats.draft_load.alone_token_s == pytest.approx(STEP_S)
+    time_stream(gate, 1, late=0.5, drafting=0.0)
+    assert stats.draft_load.alone_token_s > STEP_S
+
+
 def test_a_draft_in_this_process_is_charged_from_its_first_token_on() -> None:
     """What it takes of the stream's time ends it, before it is known to do so."""
     stats = PairStats()
