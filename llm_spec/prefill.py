@@ -11,8 +11,9 @@ from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
 
 __all__ = ["prefill_prompt"]
 
-_FIRST_TOKENS: Final = 32  # of a piece where the sizes are free …
-_PIECE_S: Final = 0.05  # … which grows as long as it takes less than half of this
+_FIRST_TOKENS: Final = 16  # of the first piece where the sizes are free, by which it shows what reading costs, …
+_MIN_TOKENS: Final = 32  # … and of those after it, fewer of which would take longer in all; …
+_PIECE_S: Final = 0.05  # … they grow as long as one takes less than half of this
 
 
 def prefill_prompt(
@@ -34,5 +35,6 @@ def prefill_prompt(
         began_s = time.perf_counter()
         session.forward(token_ids[start : start + size], num_rows=1)
         start += size
+        size = max(size, _MIN_TOKENS)
         if time.perf_counter() - began_s < _PIECE_S / 2:
             size = min(2 * size, PREFILL_CHUNK_TOKENS)

@@ -17,9 +17,9 @@ PROMPT = [65] * 700
     ("forward_s", "exact", "widths"),
     [
         (1.0, True, [256, 256, 188]),
-        (0.001, False, [32, 64, 128, 256, 220]),
-        (1.0, False, [*[32] * 21, 28]),
-        (0.03, False, [*[32] * 21, 28]),
+        (0.001, False, [16, 64, 128, 256, 236]),
+        (1.0, False, [16, *[32] * 21, 12]),
+        (0.03, False, [16, *[32] * 21, 12]),
     ],
 )
 def test_pieces(forward_s: float, exact: bool, widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,14 @@
 
 A draft on the target's machine, or at its server, takes the target's time, whether or not what it writes is of use. So
 the target's stream is timed beside the draft and alone. Until then the draft writes little at a time; where it would
-never pause all the same, it is held for some tokens once. One in this process, where the target may be as well, first
-waits until the stream was timed alone. A draft that makes the stream later writes where that pays, and otherwise within
-what may be lost.
+never pause all the same, it is held for some tokens once. A draft that makes the stream later writes where that pays,
+and otherwise within what may be lost. One in this process, where the target may be as well, waits until the stream was
+timed alone, and is then bounded in the same way until it is known to be harmless.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from llm_spec.baseline import MIN_BASELINE_TOKENS
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
@@ -24,6 +24,24 @@ _MAX_UNMEASURED: Final = 16  # tokens of a draft at a time, before it is known w
 _MIN_SHARE: Final = 0.02  # of a stretch of time, in which a draft has to write to count
 _MIN_TOKEN_S: Final = 1e-6  # of the draft, where that was not measured
 _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
+_MIN_GAP: Final = 0.2  # of its usual step: what comes sooner after a long gap waited with those before
+
+
+class _Stretch(NamedTuple):
+    """Tokens of a stream, and what went on until they came."""
+
+    num_tokens: int
+    seconds: float
+    drafting_s: float
+    has_calls: bool
+
+    def merge_with(self, other: _Stretch) -> _Stretch:
+        return _Stretch(
+            self.num_tokens + other.num_tokens,
+            self.seconds + other.seconds,
+            self.drafting_s + other.drafting_s,
+            self.has_calls or other.has_calls,
+        )
 
 
 class DraftGate:
@@ -50,6 +68,7 @@ class DraftGate:
         self._max_tokens = max_tokens
         self._num_streamed = 0  # tokens of this answer, …
         self._was_beside = False  # … the last of them beside the draft
+        self._gap: _Stretch | None = None  # a long one, of which it is not known yet how many tokens came after it
 
     def measure_drafting_s(self) -> float:
         """For how many seconds the draft has been writing."""
@@ -70,6 +89,25 @@ class DraftGate:
         self._num_streamed += num_tokens
         if self._num_streamed == num_tokens:  # the first token's time is that of the prompt, too
             return
+        arrived, gap, token_s = (
+            _Stretch(num_tokens, seconds, drafting_s, has_calls),
+            self._gap,
+            self._load.alone_token_s,
+        )
+        usual_s = None if token_s is None else token_s * num_tokens
+        if gap is not None and usual_s is not None and seconds < _MIN_GAP * usual_s:  # it has waited with those before
+            self._gap = gap.merge_with(arrived)
+            return
+        self._gap = None
+        if gap is not None:
+            self._add_stretch(gap)
+        if usual_s is not None and seconds > _MAX_GAP * usual_s:  # more may have waited with it
+            self._gap = arrived
+        else:
+            self._add_stretch(arrived)
+
+    def _add_stretch(self, stretch: _Stretch) -> None:
+        num_tokens, seconds, drafting_s, has_calls = stretch
         load, was_harmful, was_bounded = self._load, self._load.is_harmful, self._is_bounded
         alone_s = None if load.alone_token_s is None else load.alone_token_s * num_tokens
         if alone_s is not None:

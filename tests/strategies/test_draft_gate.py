@@ -343,6 +343,21 @@ def test_a_hiccup_does_not_tell_the_cost_of_a_draft() -> None:
     assert not gate.may_disturb(STEP_S, STEP_S)
 
 
+@pytest.mark.parametrize("late", [0.0, 0.3])
+def test_tokens_that_come_at_once_have_waited_together(late: float) -> None:
+    """Where a busy machine holds ten tokens back, neither the long gap nor those that follow at once tell alone."""
+    stats = PairStats()
+    gate = make_gate(stats)
+    time_stream(gate, 13, late=0.0, drafting=0.0)
+    for _ in range(4):
+        gate.add_streamed(1, 10 * STEP_S * (1.0 + late), 10 * STEP_S)
+        for _ in range(9):
+            gate.add_streamed(1, 0.0, 0.0)
+    time_stream(gate, 2, late=0.0, drafting=0.0)
+    assert stats.draft_load.alone_token_s == pytest.approx(STEP_S)
+    assert stats.draft_load.late_s_per_s == pytest.approx(late)
+
+
 def test_stretches_beside_other_work_are_only_counted() -> None:
     """Whoever made the stream late then, it was not alone."""
     stats = PairStats()
@@ -373,7 +388,7 @@ def test_load_is_not_known_before_both_sides_were_measured() -> None:
 def test_a_harmful_draft_is_charged_beside_other_work_as_well() -> None:
     """With as much as it is known to cost; the rest is that work's."""
     lost: list[float] = []
-    for late in (0.2, 0.5, 9.0):
+    for late in (0.2, 0.5, 1.9):
         stats = PairStats()
         gate = make_gate(stats)
         time_stream(gate, 5, late=0.0, drafting=0.0)
