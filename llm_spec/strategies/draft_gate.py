@@ -68,6 +68,7 @@ class DraftGate:
         self._max_tokens = max_tokens
         self._num_streamed = 0  # tokens of this answer, …
         self._was_beside = False  # … the last of them beside the draft
+        self._timed_drafting_s = 0.0  # for which the draft wrote in the stretches that were timed
         self._gap: _Stretch | None = None  # a long one, of which it is not known yet how many tokens came after it
 
     def measure_drafting_s(self) -> float:
@@ -108,6 +109,7 @@ class DraftGate:
 
     def _add_stretch(self, stretch: _Stretch) -> None:
         num_tokens, seconds, drafting_s, has_calls = stretch
+        self._timed_drafting_s += drafting_s
         load, was_harmful, was_bounded = self._load, self._load.is_harmful, self._is_bounded
         alone_s = None if load.alone_token_s is None else load.alone_token_s * num_tokens
         if alone_s is not None:
@@ -157,7 +159,9 @@ class DraftGate:
         if load.is_harmful and self._num_streamed <= MIN_BASELINE_TOKENS:  # the target's own speed is measured
             return 0
         allowed_s = self._budget.estimate_left_s(now_s, self._max_tokens) + gained_s
-        drafting_s = allowed_s / load.max_late_s_per_s - self._estimate_s_until_first_piece()
+        # for which no token was timed: none has come since, or just the first
+        not_charged_s = max(0.0, self.measure_drafting_s() - self._timed_drafting_s)
+        drafting_s = allowed_s / load.max_late_s_per_s - not_charged_s - self._estimate_s_until_first_piece()
         token_s = self._background_draft.token_s or self._load.draft_token_s
         num_allowed = int(drafting_s / max(token_s, _MIN_TOKEN_S))
         return min(num_tokens, num_allowed) if num_allowed >= _MIN_TOKENS else 0

@@ -307,7 +307,7 @@ def test_a_harmful_draft_leaves_the_first_token_alone() -> None:
 
 
 def test_the_prompt_of_a_harmful_draft_counts() -> None:
-    """Before its first piece in an answer the draft reads for as long as in earlier ones."""
+    """Before its first piece in an answer the draft reads for as long as in earlier ones; what it has read counts, too."""
     stats = PairStats()
     gate = make_gate(stats)
     time_stream(gate, 5, late=0.0, drafting=0.0)
@@ -315,7 +315,7 @@ def test_the_prompt_of_a_harmful_draft_counts() -> None:
     allowed = limit(gate)
     earlier = make_gate(stats, first_piece_s=4 * DRAFT_S)
     earlier.record_answer_end()
-    for drafting_s, expected in ((0.0, allowed - 4), (3 * DRAFT_S, allowed - 1), (9 * DRAFT_S, allowed)):
+    for drafting_s, expected in ((0.0, allowed - 4), (3 * DRAFT_S, allowed - 4), (9 * DRAFT_S, allowed - 9)):
         gate = make_gate(stats, first_piece_s=None, drafting_s=drafting_s)
         gate.add_streamed(5, STEP_S, 0.0)
         assert limit(gate) == expected
