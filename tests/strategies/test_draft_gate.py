@@ -307,7 +307,7 @@ def test_a_harmful_draft_leaves_the_first_token_alone() -> None:
 
 
 def test_the_prompt_of_a_harmful_draft_counts() -> None:
-    """Before its first piece in an answer the draft reads for as long as in earlier ones; what it has read counts, too."""
+    """It takes as long as in earlier answers, and what was read of it before a token came counts as well."""
     stats = PairStats()
     gate = make_gate(stats)
     time_stream(gate, 5, late=0.0, drafting=0.0)
