@@ -32,8 +32,8 @@ class BackgroundDraft:
     `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
     continue a prefix is called once, and its text realigned with the answer. `first_piece_s`: for how long calls of the
     draft had been open when its first piece came. `max_tokens` bounds all that is drafted (None: no bound), in pieces
-    where a draft gives no ids; `timeout_s` the wait for one piece. `wants_second_choices`: whether the draft is asked
-    for them from the next restart on, if it tells any. Whoever made it calls `aclose`.
+    where a draft gives no ids; `timeout_s` the wait for one piece. `wants_second_choices`: whether the draft
+    is to tell them from the next restart on, if it can. Whoever made it calls `aclose`.
     """
 
     def __init__(

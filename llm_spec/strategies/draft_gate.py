@@ -90,12 +90,8 @@ class DraftGate:
         self._num_streamed += num_tokens
         if self._num_streamed == num_tokens:  # the first token's time is that of the prompt, too
             return
-        arrived, gap, token_s = (
-            _Stretch(num_tokens, seconds, drafting_s, has_calls),
-            self._gap,
-            self._load.alone_token_s,
-        )
-        usual_s = None if token_s is None else token_s * num_tokens
+        arrived, gap = _Stretch(num_tokens, seconds, drafting_s, has_calls), self._gap
+        usual_s = self._estimate_alone_s(num_tokens)
         if gap is not None and usual_s is not None and seconds < _MIN_GAP * usual_s:  # it has waited with those before
             self._gap = gap.merge_with(arrived)
             return
@@ -111,18 +107,19 @@ class DraftGate:
         num_tokens, seconds, drafting_s, has_calls = stretch
         self._timed_drafting_s += drafting_s
         load, was_harmful, was_bounded = self._load, self._load.is_harmful, self._is_bounded
-        alone_s = None if load.alone_token_s is None else load.alone_token_s * num_tokens
+        alone_s = self._estimate_alone_s(num_tokens)
         if alone_s is not None:
             seconds = min(seconds, _MAX_GAP * alone_s)
         is_beside = self.is_beside_draft(drafting_s, seconds)
-        if was_bounded and is_beside and alone_s is not None:
+        began_beside = is_beside or self._was_beside  # the step may have begun when the draft was writing
+        if was_bounded and began_beside and alone_s is not None:
             late_s = seconds - alone_s
             self._budget.add_lost_time(min(late_s, load.late_s_per_s * drafting_s) if has_calls else late_s)
         if has_calls:
             load.add_beside_calls()
         elif is_beside:
             load.add_beside(num_tokens, seconds, drafting_s)
-        elif not (self._was_beside and load.is_alone_measured):  # the step may have begun when the draft was writing
+        elif not (began_beside and load.is_alone_measured):
             load.add_alone(num_tokens, seconds)
         self._was_beside = is_beside
         if load.is_harmful and not was_harmful and load.alone_token_s is not None:
@@ -162,7 +159,7 @@ class DraftGate:
         # for which no token was timed: none has come since, or just the first
         not_charged_s = max(0.0, self.measure_drafting_s() - self._timed_drafting_s)
         drafting_s = allowed_s / load.max_late_s_per_s - not_charged_s - self._estimate_s_until_first_piece()
-        token_s = self._background_draft.token_s or self._load.draft_token_s
+        token_s = self._background_draft.token_s or load.draft_token_s
         num_allowed = int(drafting_s / max(token_s, _MIN_TOKEN_S))
         return min(num_tokens, num_allowed) if num_allowed >= _MIN_TOKENS else 0
 
@@ -176,6 +173,10 @@ class DraftGate:
     def _is_bounded(self) -> bool:
         """Whether the draft makes the target slower; one in this process does until it was measured well."""
         return self._load.is_harmful or (self._is_in_process and not self._load.is_harmless)
+
+    def _estimate_alone_s(self, num_tokens: int) -> float | None:
+        token_s = self._load.alone_token_s
+        return None if token_s is None else token_s * num_tokens
 
     def _estimate_s_until_first_piece(self) -> float:
         """How long the draft will still be reading its prompt."""

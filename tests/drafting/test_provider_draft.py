@@ -208,7 +208,7 @@ async def test_a_draft_reads_its_prompt_in_small_pieces_where_that_is_slow() -> 
     model = TableModel("abc", forward_s=1.0, sleep=lambda _: time.sleep(0.026))
     provider, request = LocalProvider(model), ChatRequest.create("q" * 100, temperature=0)
     await pieces_of(ProviderDraft(provider), request, 2)
-    assert model.widths[:3] == [32, 32, 32]
+    assert model.widths[:3] == [16, 32, 32]
     model.widths.clear()
     await provider.complete(request)
     assert model.widths[0] >= 100

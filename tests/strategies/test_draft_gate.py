@@ -100,7 +100,7 @@ def test_a_draft_that_slows_its_target_and_wins_nothing_is_stopped(
     )
     assert compute_total_ratio(answers) >= 0.95
     assert answers[0].ratio >= 0.85
-    assert min(answer.ratio for answer in answers[1:]) >= 0.95
+    assert min(answer.ratio for answer in answers[1:]) >= 0.96
     assert {answer.result.plain_reason for answer in answers[1:]} <= {None, "not_worthwhile"}  # not: nothing drafted
     for answer in answers[1:]:
         assert answer.result.speedup == pytest.approx(answer.ratio, rel=0.01)
@@ -237,7 +237,7 @@ def test_a_draft_in_this_process_is_bounded_until_it_is_known_to_be_harmless() -
         limits.append(limit(gate))
     assert limits == sorted(limits)
     assert limits[0] < 16
-    assert limits[-1] == 64  # it writes as it likes
+    assert limits[-1] == 64  # no bound
     assert limit(make_gate(stats, is_in_process=True)) == 64
 
 
@@ -284,7 +284,6 @@ def test_a_harmful_draft_writes_as_long_as_the_loss_is_small() -> None:
     gate = make_gate(stats)
     time_stream(gate, 5, late=0.0, drafting=0.0)
     time_stream(gate, 8, late=0.5, drafting=1.0)
-    assert gate.may_disturb(STEP_S, STEP_S)
     assert gate.may_disturb(STEP_S, STEP_S)
     assert not gate.may_disturb(0.0, STEP_S)
     assert stats.target_token_s == pytest.approx(STEP_S)
@@ -389,13 +388,14 @@ def test_load_is_not_known_before_both_sides_were_measured() -> None:
 def test_a_harmful_draft_is_charged_beside_other_work_as_well() -> None:
     """With as much as it is known to cost; the rest is that work's."""
     lost: list[float] = []
-    for late in (0.2, 0.5, 1.9):
+    for late in (0.2, 0.5, 9.0):
         stats = PairStats()
         gate = make_gate(stats)
         time_stream(gate, 5, late=0.0, drafting=0.0)
         time_stream(gate, 8, late=0.5, drafting=1.0)
         before_s = stats.rows.estimate_allowed_loss_s(0.0, STEP_S, None)
         gate.add_streamed(1, STEP_S * (1.0 + late), STEP_S, has_calls=True)
+        time_stream(gate, 1, late=0.0, drafting=0.0)  # no more came with it
         lost.append(before_s - stats.rows.estimate_allowed_loss_s(0.0, STEP_S, None))
     assert lost == pytest.approx([0.2 * STEP_S, 0.5 * STEP_S, 0.5 * STEP_S])
 
