@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,25 @@ def test_auto_does_not_wait_for_it() -> None:
     run_virtual(check())
 
 
+@pytest.mark.parametrize("strategy", ["race", "probe"])
+@pytest.mark.parametrize("halts", [True, False])
+def test_what_it_holds_an_answer_up_counts_as_lost_time(strategy: str, *, halts: bool) -> None:
+    """So that no other trial begins in the same answer, nor in the next ones."""
+
+    async def check() -> None:
+        target = HaltingTarget(trial_s=0.4)
+        target.halts = halts
+        decoder = decoder_of(target, strategy=strategy, baseline_every=0)
+        await seconds(decoder)
+        assert target.features == ["token_endpoint"]
+        rows = decoder._planner.pair_stats.rows
+        lost_s = 0.02 * (rows._plain_s + 256 * 0.02) - rows.estimate_allowed_loss_s(0.0, 0.02, None)
+        assert lost_s == pytest.approx(4 * 0.08 if halts else 0.0, abs=0.081)
+        await decoder.aclose()
+
+    run_virtual(check())
+
+
 def test_a_strategy_by_name_begins_beside_it() -> None:
     """No answer waits for it; it is tried once, goes on when an answer's deadline comes, and serves later requests."""
 
@@ -133,6 +152,23 @@ class IdStreamingTarget(Shy):
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         return self.stream_chat(request)
+
+
+class HaltingTarget(IdStreamingTarget):
+    """It has no room: where it `halts`, it writes a token each 0.1 s during the trial."""
+
+    halts = True
+
+    @asynccontextmanager
+    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_chat(request) as events, aclosing(self._hold(events)) as held:
+            yield held
+
+    async def _hold(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            if self.halts and self.num_trying:
+                await asyncio.sleep(0.1)
+            yield event
 
 
 class EarlyEncodingTarget(IdStreamingTarget):

@@ -55,6 +55,9 @@ class BackgroundDraft:
         self._clock = get_loop_clock()
         self._num_open_calls = 0
         self._open_since_s = self._open_s = 0.0  # since when one is open, and how long some were before
+        self._alarm_s: float | None = None
+        self._ring: Callable[[], None] = changed
+        self._alarm: asyncio.TimerHandle | None = None
         self._writing_s = 0.0
         self._num_timed = 0
         self._draft = open_draft_for_request(draft)
@@ -74,6 +77,11 @@ class BackgroundDraft:
     def measure_drafting_s(self) -> float:
         """For how many seconds calls of the draft have been open, up to now."""
         return self._open_s + (self._clock() - self._open_since_s if self._num_open_calls else 0.0)
+
+    def set_alarm(self, drafting_s: float, ring: Callable[[], None]) -> None:
+        """Have `ring` called as soon as `measure_drafting_s` has come to this, instead of what was set before."""
+        self._alarm_s, self._ring = drafting_s, ring
+        self._start_alarm()
 
     def list_piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
         """Of each piece that ends in `text[start:end]`: where, and in seconds how long the draft took for it.
@@ -205,6 +213,19 @@ class BackgroundDraft:
         self._open_s = self.measure_drafting_s()
         self._open_since_s = self._clock()
         self._num_open_calls += change
+        self._start_alarm()
+
+    def _start_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm_s is not None and self._num_open_calls:
+            wait_s = max(0.0, self._alarm_s - self.measure_drafting_s())
+            self._alarm = asyncio.get_running_loop().call_later(wait_s, self._ring_alarm)
+
+    def _ring_alarm(self) -> None:
+        self._alarm_s = self._alarm = None
+        self._ring()
 
     def _record_run_failure(self, run: _DraftRun, failure: str) -> None:
         if run is self._run:

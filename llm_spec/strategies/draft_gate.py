@@ -9,6 +9,7 @@ timed alone, and is then bounded in the same way until it is known to be harmles
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from llm_spec.baseline import MIN_BASELINE_TOKENS
@@ -23,7 +24,7 @@ _MIN_TOKENS: Final = 4  # that are worth a call
 _MAX_UNMEASURED: Final = 16  # tokens of a draft at a time, before it is known what that costs the stream
 _MIN_SHARE: Final = 0.02  # of a stretch of time, in which a draft has to write to count
 _MIN_TOKEN_S: Final = 1e-6  # of the draft, where that was not measured
-_MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
+_MAX_GAP: Final = 3.0  # times its usual step that a token counts at most, unless the draft wrote: more is a hiccup
 _MIN_GAP: Final = 0.2  # of its usual step: what comes sooner after a long gap waited with those before
 
 
@@ -48,6 +49,7 @@ class DraftGate:
     """One answer, and its draft.
 
     `is_open`: the draft may always write, since it asks no model, or writes its answer once and cannot be restarted.
+    `changed` is called when `limit_draft_tokens` is to be called although nothing has come.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class DraftGate:
         pair_stats: PairStats,
         budget: LossBudget,
         background_draft: BackgroundDraft,
+        *,
         max_tokens: int | None,
+        changed: Callable[[], None],
     ) -> None:
         can = get_draft_capabilities(draft)
         self._background_draft = background_draft
@@ -66,6 +70,7 @@ class DraftGate:
         self._load = pair_stats.draft_load
         self._budget = budget
         self._max_tokens = max_tokens
+        self._changed = changed
         self._num_streamed = 0  # tokens of this answer, …
         self._was_beside = False  # … the last of them beside the draft
         self._timed_drafting_s = 0.0  # for which the draft wrote in the stretches that were timed
@@ -109,7 +114,7 @@ class DraftGate:
         load, was_harmful, was_bounded = self._load, self._load.is_harmful, self._is_bounded
         alone_s = self._estimate_alone_s(num_tokens)
         if alone_s is not None:
-            seconds = min(seconds, _MAX_GAP * alone_s)
+            seconds = min(seconds, max(_MAX_GAP * alone_s, alone_s + drafting_s))
         is_beside = self.is_beside_draft(drafting_s, seconds)
         began_beside = is_beside or self._was_beside  # the step may have begun when the draft was writing
         if was_bounded and began_beside and alone_s is not None:
@@ -153,21 +158,29 @@ class DraftGate:
             return 0
         if is_paying or not self._is_bounded:
             return num_tokens
-        if load.is_harmful and self._num_streamed <= MIN_BASELINE_TOKENS:  # the target's own speed is measured
+        if is_streaming and self._num_streamed <= MIN_BASELINE_TOKENS:  # nobody can tell how late a first token is
             return 0
-        allowed_s = self._budget.estimate_left_s(now_s, self._max_tokens) + gained_s
-        # for which no token was timed: none has come since, or just the first
-        not_charged_s = max(0.0, self.measure_drafting_s() - self._timed_drafting_s)
-        drafting_s = allowed_s / load.max_late_s_per_s - not_charged_s - self._estimate_s_until_first_piece()
-        token_s = self._background_draft.token_s or load.draft_token_s
-        num_allowed = int(drafting_s / max(token_s, _MIN_TOKEN_S))
-        return min(num_tokens, num_allowed) if num_allowed >= _MIN_TOKENS else 0
+        return self._limit_bounded_draft(num_tokens, self._budget.estimate_left_s(now_s, self._max_tokens) + gained_s)
+
+    def _limit_bounded_draft(self, num_tokens: int, allowed_s: float) -> int:
+        """How many of `num_tokens` a draft may write that may make the answer so much later."""
+        draft, load, drafted_s = self._background_draft, self._load, self.measure_drafting_s()
+        # that for which no token was timed is not charged: none has come since, or just the first
+        left_s = allowed_s / load.max_late_s_per_s - max(0.0, drafted_s - self._timed_drafting_s)
+        writing_s = left_s - self._estimate_s_until_first_piece()
+        num_allowed = int(writing_s / max(draft.token_s or load.draft_token_s, _MIN_TOKEN_S))
+        if num_allowed < _MIN_TOKENS:
+            return 0
+        draft.set_alarm(drafted_s + left_s, self._changed)  # it ends then, whatever has come
+        return min(num_tokens, num_allowed)
 
     def record_answer_end(self) -> None:
         """Keep what the answer tells of the next ones."""
         draft = self._background_draft
         if draft.first_piece_s is not None:
             self._load.add_drafting(draft.first_piece_s, draft.token_s)
+        elif draft.measure_drafting_s() > self._load.first_piece_s:  # it takes longer than that
+            self._load.add_drafting(draft.measure_drafting_s(), 0.0)
 
     @property
     def _is_bounded(self) -> bool:

@@ -132,7 +132,8 @@ class _Race:
             context.pair_stats,
             self._scheduler.budget,
             self._background_draft,
-            request.max_tokens,
+            max_tokens=request.max_tokens,
+            changed=self._changed.set,
         )
         self._arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
@@ -323,9 +324,7 @@ class _Race:
             case TextDelta() as delta:
                 num_tokens = count_piece_tokens(delta)
                 if stream is chain.streams[0]:
-                    self._gate.add_streamed(
-                        num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls
-                    )
+                    self._charge_late_tokens(num_tokens, arrival, has_begun=has_begun)
                 arrival.reader.count_undisturbed_tokens(num_tokens, arrival)
                 is_beside_calls = arrival.has_calls and not self._is_pace_undisturbed(stream)
                 is_disturbed = arrival.is_beside_draft or is_beside_calls
@@ -350,6 +349,13 @@ class _Race:
         if not (has_begun or stream is self._root or first_s is None or stream.is_held):
             self._pair_stats.streams.first_s.update(first_s - stream.timer.opened_s)
         self._scheduler.record_progress(self._num_open_streams, arrival.arrived_s)
+
+    def _charge_late_tokens(self, num_tokens: int, arrival: StreamArrival, *, has_begun: bool) -> None:
+        """What the first stream wrote may be late by the draft, or by what finds out what the server can do."""
+        scheduler, has_calls = self._scheduler, arrival.has_calls
+        self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=has_calls)
+        if has_begun and has_calls and self._num_open_streams == 1 and not scheduler.prompt_trial.is_running:
+            scheduler.budget.add_streamed_beside_calls(num_tokens, arrival.seconds)
 
     def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""

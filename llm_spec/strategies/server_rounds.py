@@ -165,7 +165,8 @@ class _ServerRounds:
             context.pair_stats,
             self._scheduler.budget,
             self._background_draft,
-            request.max_tokens,
+            max_tokens=request.max_tokens,
+            changed=self._changed.set,
         )
         self._prompt_ids: list[int] | None = None
         self._stream: StreamReader | None = None
@@ -485,6 +486,8 @@ class _ServerRounds:
             num_tokens = count_piece_tokens(event)
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
+                if arrival.has_calls and stream.timer.first_s is not None and not scheduler.has_calls_under_way:
+                    scheduler.budget.add_streamed_beside_calls(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
             await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)

@@ -50,6 +50,7 @@ _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], Awaitable[bool]]
 _TextAndIds: TypeAlias = tuple[str, list[int]]
+_EventStream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
 
 
 @dataclass(slots=True)
@@ -146,9 +147,7 @@ class ServerFeatures:
             )
         return self._capabilities_by_findings[findings]
 
-    def pace_trial_by_stream(
-        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]], *, requests_trial: bool = False
-    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    def pace_trial_by_stream(self, opened: _EventStream, *, requests_trial: bool = False) -> _EventStream:
         """An answer's stream, by which a trial is paced; one that nobody wants, or that has ended, costs it nothing."""
         if requests_trial:
             self._findings.requested.add("token_endpoint")
@@ -159,9 +158,7 @@ class ServerFeatures:
         )
         return opened if is_settled else self.pace.watch(opened)
 
-    def try_messages_on_answer(
-        self, request: ChatRequest
-    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]] | None:
+    def try_messages_on_answer(self, request: ChatRequest) -> _EventStream | None:
         """A request's answer from chat, on which the parser of messages is tried; None: nobody wants to know, or can.
 
         One that is constrained as a whole tells nothing where the server's answers do not reason before.
@@ -411,7 +408,8 @@ class _TokenIdTrial:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
     An answer may be under way, which a server without room to spare writes more slowly meanwhile. So it reads few
-    tokens: the beginnings of a few words, and one short conversation, in two ways.
+    tokens: the beginnings of a few words, and one short conversation, in two ways, one of which may find in the
+    server's cache what the other has read.
     What a call gave is kept: a trial that was left goes on where it was.
     """
 
@@ -433,22 +431,22 @@ class _TokenIdTrial:
         word_ids = await self._call_cached("word ids", lambda: tokens.encode(_WORDS))
         if await self._call_cached("round trip", lambda: _round_trip_test_text(tokens)) != _ROUND_TRIP_TEXT:
             return False
-        async with asyncio.TaskGroup() as group:  # the second one follows when there is room beside the first
+        async with asyncio.TaskGroup() as group:  # each follows when there is room beside those before it
             batch = group.create_task(
                 self._call_cached_at_pace("words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]]))
             )
-            answers = group.create_task(
-                self._call_cached_at_pace(
-                    "conversation's answers",
-                    2 * len(prompt_ids),
-                    lambda: _answer_both_ways(tokens, prompt_ids, request, is_at_once=self._pace.has_seen_room),
-                )
+            answer = group.create_task(
+                self._collect_at_pace("answer", len(prompt_ids), lambda: tokens.stream_chat(request))
+            )
+            continued = group.create_task(
+                self._collect_at_pace("continued", len(prompt_ids), lambda: tokens.stream_after(prompt_ids, request))
             )
             has_good_batch = await batch
             if has_good_batch is False:
-                answers.cancel()
+                answer.cancel()
+                continued.cancel()
                 return False
-        (chat_text, chat_ids), (text, ids) = answers.result()
+        (chat_text, chat_ids), (text, ids) = answer.result(), continued.result()
         # of reasoning the server's chat gives the text apart
         is_same = chat_ids == ids and (chat_text == text or self._may_separate_reasoning())
         if not is_same or has_good_batch:
@@ -462,6 +460,11 @@ class _TokenIdTrial:
     async def _call_cached_at_pace(self, name: str, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gave, or gives now, that reads so many tokens."""
         return await self._call_cached(name, lambda: self._pace.run_call(num_tokens, call))
+
+    async def _collect_at_pace(
+        self, name: str, num_tokens: int, open_stream: Callable[[], _EventStream]
+    ) -> _TextAndIds:
+        return await self._call_cached_at_pace(name, num_tokens, lambda: _collect_text_and_ids(open_stream()))
 
     async def _call_cached(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         if name in self._cached_results:
@@ -495,22 +498,6 @@ async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> 
     return None if len({token.token_id for token in batch.result()}) == 1 else True
 
 
-async def _answer_both_ways(
-    tokens: HttpTokenEndpoint, prompt_ids: list[int], request: ChatRequest, *, is_at_once: bool
-) -> tuple[_TextAndIds, _TextAndIds]:
-    """What the server answers a chat, and what it continues its token ids with.
-
-    Not `is_at_once`, the second call finds in the server's cache what the first one has read.
-    """
-    if not is_at_once:
-        answer = await _collect_text_and_ids(tokens.stream_chat(request))
-        return answer, await _collect_text_and_ids(tokens.stream_after(prompt_ids, request))
-    async with asyncio.TaskGroup() as group:
-        chat = group.create_task(_collect_text_and_ids(tokens.stream_chat(request)))
-        continued = group.create_task(_collect_text_and_ids(tokens.stream_after(prompt_ids, request)))
-    return chat.result(), continued.result()
-
-
 async def _can_score_at_pace(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
     prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
     return await pace.run_call_in_idle_time(lambda: can_score_tokens(tokens, prompt_ids))
@@ -527,11 +514,9 @@ async def can_score_tokens(tokens: HttpTokenEndpoint, prompt_ids: list[int]) -> 
     return same_tokens and "".join(alone) == _WORDS
 
 
-async def _collect_text_and_ids(
-    stream_context: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
-) -> _TextAndIds:
+async def _collect_text_and_ids(opened: _EventStream) -> _TextAndIds:
     text, token_ids = "", list[int]()
-    async with stream_context as events:
+    async with opened as events:
         async for event in events:
             if isinstance(event, TextDelta):
                 text += event.text

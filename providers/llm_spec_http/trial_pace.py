@@ -2,8 +2,8 @@
 
 A server without room to spare writes nothing of an answer while it reads the prompt of another call. How late an answer
 is after a call tells what the next one would cost: that one waits until an answer has taken so long that it does not
-matter, or until there is none. Where an answer goes on in time while a call is under way, the next one need not wait
-for what the first one gives.
+matter, or until there was none for a second, since one answer often follows another. Where an answer goes on in time
+while a call is under way, the next one need not wait for what the first one gives.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ __all__ = ["TrialPace"]
 
 T = TypeVar("T")
 
-_MAX_LATE: Final = 0.12  # of an answer's time so far: what calls may hold it up, all together
+_MAX_LATE: Final = 0.12  # of an answer's time so far: what calls may hold it up, all together …
+_MAX_LATE_OF_ALL: Final = 0.03  # … or of all answers' time, of which one answer may take …
+_MAX_LATE_AT_ONCE: Final = 0.25  # … so much of its own
 _CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt: vLLM does, for seconds
-_MIN_IDLE_S: Final = 1.0  # without an answer, until none is expected soon
+_MIN_IDLE_S: Final = 1.0  # without an answer, until none is expected soon …
+_IDLE_POLL_S: Final = 0.05  # … and whether there is one again is looked at so often
 _MIN_EVENTS: Final = 5  # of an answer, to tell its pace from
 _ROOM_SHARE: Final = 1 / 3  # of the wait for an answer's first token, after which a call would have made it late …
 _LATE_TOLERANCE: Final = 0.1  # … by a greater share of the time since than this
@@ -37,6 +40,7 @@ class TrialPace:
     def __init__(self) -> None:
         self._answers: list[_WatchedAnswer] = []
         self._ended_s = -math.inf  # when the last answer did
+        self._answers_s = self._late_s = 0.0  # that answers before took, and that calls held any answer up
         self._late_per_token_s: float | None = None  # after the last call, for each token that it read
         self._calls: list[_CallBesideAnswer] = []  # that are under way
 
@@ -59,6 +63,7 @@ class TrialPace:
             answer.close()
             self._answers.remove(answer)
             self._ended_s = now()
+            self._answers_s += self._ended_s - answer.opened_s
 
     async def run_call(self, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives that reads so many tokens; raises what it raises, and TimeoutError after 60 s."""
@@ -75,6 +80,7 @@ class TrialPace:
         finally:
             self._calls.remove(beside)
         self._late_per_token_s = late_s / num_tokens
+        self._late_s += late_s
         for each in self._list_active_answers():  # what makes one late makes all late
             each.late_s += late_s
         return result
@@ -90,26 +96,33 @@ class TrialPace:
 
     async def run_call_in_idle_time(self, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives that may hold up every answer for seconds; made when there was none for a second."""
-        while True:
-            answer, idle_s = self._find_latest_active_answer(), now() - self._ended_s
-            if answer is not None:
-                await answer.wait_for_event()
-            elif idle_s < _MIN_IDLE_S:
-                await asyncio.sleep(_MIN_IDLE_S - idle_s)
-            else:
-                break
+        while (answer := await self._find_answer_or_idle_time()) is not None:
+            await answer.wait_for_event()
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             return await call()
 
     async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
         """Wait until a call may be made; the answer that it is made beside, or None."""
-        while (answer := self._find_latest_active_answer()) is not None:
-            if answer.num_events >= _MIN_EVENTS and (self.has_seen_room or not self._calls):
-                late_s = answer.late_s + num_tokens * (self._late_per_token_s or 0.0)
-                if late_s <= _MAX_LATE * (now() - answer.opened_s):
-                    break
+        while (answer := await self._find_answer_or_idle_time()) is not None:
+            can_tell = answer.num_events >= _MIN_EVENTS and (self.has_seen_room or not self._calls)
+            if can_tell and self._may_hold_up(answer, num_tokens * (self._late_per_token_s or 0.0)):
+                break
             await answer.wait_for_event()
         return answer
+
+    def _may_hold_up(self, answer: _WatchedAnswer, seconds: float) -> bool:
+        """Whether that is little of this answer's time so far, or of all answers' and not too much of this one's."""
+        answer_s, late_s = now() - answer.opened_s, answer.late_s + seconds
+        is_little_of_all = self._late_s + seconds <= _MAX_LATE_OF_ALL * (self._answers_s + answer_s)
+        return late_s <= _MAX_LATE * answer_s or (is_little_of_all and late_s <= _MAX_LATE_AT_ONCE * answer_s)
+
+    async def _find_answer_or_idle_time(self) -> _WatchedAnswer | None:
+        """The active answer that wrote last; None once there was none for a second, so that none is expected soon."""
+        while True:
+            answer, idle_s = self._find_latest_active_answer(), now() - self._ended_s
+            if answer is not None or idle_s >= _MIN_IDLE_S:
+                return answer
+            await asyncio.sleep(min(_IDLE_POLL_S, _MIN_IDLE_S - idle_s))
 
     def _find_latest_active_answer(self) -> _WatchedAnswer | None:
         """The one that wrote last."""

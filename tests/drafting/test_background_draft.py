@@ -337,6 +337,35 @@ def test_silence_is_a_failure(written: list[str]) -> None:
     run(check())
 
 
+def test_an_alarm_rings_once_it_has_drafted_for_so_long() -> None:
+    """In calls of any number, however long there is none between them."""
+
+    async def check() -> None:
+        feeding = Feeding(Draft(lambda _: [10.0, "never"]), timeout_s=100.0)
+        background = feeding.background_draft
+        background.set_alarm(0.5, feeding._count)
+        await asyncio.sleep(1)
+        background.restart("", 30)
+        await asyncio.sleep(0.3)
+        background.stop()
+        await asyncio.sleep(1)
+        background.restart("x", 30)
+        await asyncio.sleep(0.19)
+        assert feeding.num_news == 0
+        await asyncio.sleep(0.02)
+        assert feeding.num_news == 1
+        background.set_alarm(2.0, feeding._count)
+        background.set_alarm(1.0, feeding._count)
+        await asyncio.sleep(2)
+        assert feeding.num_news == 2
+        background.set_alarm(9.0, feeding._count)
+        await closed(feeding)
+        await asyncio.sleep(9)
+        assert feeding.num_news == 2
+
+    run(check())
+
+
 def test_an_error_is_a_failure() -> None:
     """Told in one line; what was written before it stays."""
 

@@ -53,8 +53,10 @@ class Server:
         return num_tokens
 
 
-async def run_beside_answers(server: Server, sizes: list[int], *, num_answers: int = 1) -> list[float]:
-    """How long each answer took while calls of so many tokens were made, one after the other."""
+async def run_beside_answers(
+    server: Server, sizes: list[int], *, num_answers: int = 1, pause_s: float = 0.0
+) -> list[float]:
+    """How long each answer took while calls of so many tokens were made, one after the other; a pause follows each."""
     pace, clock = TrialPace(), asyncio.get_running_loop().time
     began_s, took_s = clock(), list[float]()
 
@@ -69,7 +71,8 @@ async def run_beside_answers(server: Server, sizes: list[int], *, num_answers: i
             async for _ in events:
                 pass
         took_s.append(clock() - answer_began_s)
-    server.ended_s = clock() - began_s
+        server.ended_s = clock() - began_s
+        await asyncio.sleep(pause_s)
     await calls
     return took_s
 
@@ -176,18 +179,36 @@ def test_room_is_not_taken_for_granted_before_a_slow_server_could_be_late() -> N
     run_virtual(run())
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("num_tokens", "is_tried"), [(40, False), (200, True), (400, True)])
-def test_where_it_has_none_no_answer_is_held_up_for_long(num_tokens: int, *, is_tried: bool) -> None:
+def test_where_it_has_none_no_answer_is_held_up_for_long(num_tokens: int, pause_s: float, *, is_tried: bool) -> None:
     """Of every answer at most an eighth, and what the first call took, whose cost nobody knew."""
 
     async def run() -> None:
         server = Server(num_tokens, 0.01)
-        took_s = await run_beside_answers(server, [10, 30, 30, 30], num_answers=6)
+        took_s = await run_beside_answers(server, [10, 30, 30, 30], num_answers=6, pause_s=pause_s)
         for seconds in took_s:
             late_s = seconds - num_tokens * STEP_S
             assert late_s <= 0.125 * seconds + 10 * 0.01
         is_beside_answer = server.calls[1][0] < server.ended_s - STEP_S
         assert is_beside_answer == is_tried  # short answers are left alone: the others come behind the last of them
+
+    run_virtual(run())
+
+
+def test_short_answers_one_after_another_are_held_up_a_little_in_the_end() -> None:
+    """A call that takes more than an eighth of an answer comes when that is little of all answers' time so far."""
+
+    async def run() -> None:
+        server, num_tokens, num_answers = Server(40, 0.01), [10, 15, 15], 24
+        took_s = await run_beside_answers(server, num_tokens, num_answers=num_answers, pause_s=0.1)
+        late_s = [seconds - 40 * STEP_S for seconds in took_s]
+        held_up = [at for at, seconds in enumerate(late_s) if seconds > STEP_S]
+        assert len(held_up) == 3
+        assert held_up[0] == 0  # by the first call, whose cost nobody knew
+        for at in held_up[1:]:
+            assert late_s[at] <= 0.25 * took_s[at]
+            assert sum(late_s[: at + 1]) <= 0.03 * sum(took_s[: at + 1])
 
     run_virtual(run())
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 
-from llm_spec import ChatRequest, DraftPiece, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec import ChatRequest, DraftPiece, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, StreamEvent
 from llm_spec.contract.draft import DraftCapabilities
 from llm_spec.draft_load_stats import DraftLoadStats
+from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
@@ -163,6 +164,59 @@ def test_the_gate_is_shown_when_the_server_has_other_work(
     assert shown == {False, True}
 
 
+class HaltedMachine(SharedMachine):
+    """A target that does nothing while its draft, a model in its process, reads or writes."""
+
+    async def _stream_rest_of_answer(
+        self, written: Sequence[str], max_tokens: int | None, *, with_ids: bool
+    ) -> AsyncGenerator[StreamEvent]:
+        loop = asyncio.get_running_loop()
+        due_s, last_s = loop.time() + self._first_token_s, loop.time()
+        events = super()._stream_rest_of_answer(written, max_tokens, with_ids=with_ids)
+        async with aclosing(events):
+            async for event in events:
+                while due_s > loop.time() or self._draft.num_writing:
+                    due_s += (loop.time() - last_s) * (self._draft.num_writing > 0)
+                    last_s = loop.time()
+                    await asyncio.sleep(0.001)
+                last_s = loop.time()
+                due_s += self._token_s
+                yield event
+
+
+async def time_halted_answers(strategy: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of twelve answers, how many times as fast as the target alone each was, where a draft reads for two seconds."""
+    monkeypatch.setattr(DraftGate, "_is_in_process", property(lambda _: True, lambda *_: None), raising=False)
+    draft = BusyDraft(WORDS, 0.9, 1, first_token_s=2.0, token_s=DRAFT_S)
+    target = HaltedMachine(draft, 0.0, first_token_s=0.1, token_s=STEP_S, row_s=0.04, by_ids=True)
+    config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4, baseline_every=0)
+    clock, ratios = asyncio.get_running_loop().time, list[float]()
+    async with SpeculativeDecoder(draft, target, config) as decoder:
+        for _ in range(12):
+            started = clock()
+            result = await decoder.decode("Go on.", temperature=0)
+            assert result.content == WORDS
+            ratios.append((0.1 + 95 * STEP_S) / (clock() - started))
+    return ratios
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe"])
+def test_a_draft_in_this_process_that_halts_the_stream_is_ended_in_time(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although nothing comes of the stream meanwhile, nor of the draft."""
+    ratios = run_virtual(time_halted_answers(strategy, monkeypatch))
+    assert min(ratios) >= 0.9
+    assert len(ratios) / sum(1 / ratio for ratio in ratios) >= 0.97
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe"])
+def test_a_halted_stream_without_an_alarm_is_noticed(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: only what comes of a stream ends its draft."""
+    monkeypatch.setattr(BackgroundDraft, "set_alarm", lambda *_: None)
+    assert min(run_virtual(time_halted_answers(strategy, monkeypatch))) < 0.8
+
+
 # --------------------------------------------------------------------------------------------- the parts
 
 
@@ -181,12 +235,17 @@ def make_gate(
     class Background:
         token_s: float = DRAFT_S
         first_piece_s: float | None = None
+        alarm_s: float | None = None
 
         def measure_drafting_s(self) -> float:
             return drafting_s
 
+        def set_alarm(self, drafting_s: float, _: Any) -> None:
+            self.alarm_s = drafting_s
+
     background: Any = Background(first_piece_s=first_piece_s)
-    return DraftGate(Draft("", 1.0, 0), stats, LossBudget(stats, 0.0), background, None)
+    budget = LossBudget(stats, 0.0)
+    return DraftGate(Draft("", 1.0, 0), stats, budget, background, max_tokens=None, changed=lambda: None)
 
 
 def limit(gate: DraftGate, **options: Any) -> int:
@@ -224,6 +283,32 @@ def test_a_draft_in_this_process_waits_until_the_stream_was_alone() -> None:
     assert limit(gate, has_calls=True) == 0
     time_stream(gate, 2, late=0.0, drafting=1.0)
     assert 0 < limit(gate) == limit(gate, has_calls=True) < 64
+
+
+def test_a_draft_in_this_process_leaves_first_tokens_alone_until_it_is_known_to_be_harmless() -> None:
+    """In each answer, since nobody can tell how late a first token is."""
+    stats = PairStats()
+    time_stream(make_gate(stats, is_in_process=True), 12, late=0.0, drafting=0.0)
+    gate = make_gate(stats, is_in_process=True)
+    assert limit(gate) == 0
+    assert limit(gate, is_streaming=False) > 0
+    time_stream(gate, 5, late=0.0, drafting=0.0)
+    assert limit(gate) > 0
+    time_stream(gate, 40, late=0.0, drafting=1.0)
+    assert limit(make_gate(stats, is_in_process=True)) == 64
+
+
+def test_what_a_draft_that_was_ended_had_taken_is_its_least_for_a_first_piece() -> None:
+    """So that the next answer does not begin what it cannot end."""
+    stats = PairStats()
+    time_stream(make_gate(stats, is_in_process=True), 12, late=0.0, drafting=0.0)
+    gate = make_gate(stats, is_in_process=True, drafting_s=1.5, first_piece_s=None)
+    gate.record_answer_end()
+    assert stats.draft_load.first_piece_s == pytest.approx(1.5)
+    gate = make_gate(stats, is_in_process=True, first_piece_s=None)
+    time_stream(gate, 5, late=0.0, drafting=0.0)
+    assert limit(gate) == 0
+    assert limit(gate, gained_s=3.0) == 64
 
 
 def test_a_draft_in_this_process_is_bounded_until_it_is_known_to_be_harmless() -> None:

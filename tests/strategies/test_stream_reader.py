@@ -49,7 +49,7 @@ async def read_words(
     request = ChatRequest.create("Go on.")
     background: Any = BackgroundDraft(draft, request, max_tokens=None, timeout_s=1.0, changed=lambda: None)
     background.measure_drafting_s = lambda: drafting_s
-    gate = DraftGate(draft, stats, LossBudget(stats, 0.0), background, None)
+    gate = DraftGate(draft, stats, LossBudget(stats, 0.0), background, max_tokens=None, changed=lambda: None)
     reader = StreamReader(
         opened(),
         stats.start_stream_timer(),
