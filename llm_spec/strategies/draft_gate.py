@@ -3,9 +3,9 @@
 A draft on the target's machine, or at its server, takes the target's time, whether or not what it writes is of use. So
 the target's stream is timed beside the draft and alone. Until then the draft writes little at a time; where it would
 never pause all the same, it is held for some tokens once. A draft that makes the stream later writes where that pays,
-and otherwise within what may be lost; an alarm ends it then, since a stream that stands still tells nothing. One in this
-process, where the target may be as well, waits until the stream was timed alone, and leaves the first tokens of each
-answer alone; it is bounded in the same way until it is known to be harmless.
+and otherwise within what may be lost; an alarm ends it then, since a stream that stands still tells nothing. One in
+this process, where the target may be as well, waits until the stream was timed alone, and leaves the first tokens of
+each answer alone; it is bounded in the same way until it is known to be harmless.
 """
 
 from __future__ import annotations
