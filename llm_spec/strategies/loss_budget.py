@@ -9,7 +9,7 @@ from llm_spec.pair_stats import PairStats
 __all__ = ["LossBudget"]
 
 _MAX_SHARE: Final = 0.1  # of one answer's time, whatever all answers together may lose
-_MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of other work
+_MAX_GAP: Final = 1.5  # times a stream's usual step, beyond which it waits because of a trial
 
 
 class LossBudget:
@@ -25,11 +25,8 @@ class LossBudget:
         self._lost_s += seconds
         self._pair_stats.rows.add_lost_time(seconds)
 
-    def add_streamed_beside_calls(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens of the stream came, so long after the last one, while the server had other work of ours.
-
-        Of work that tells itself how late the stream is by it, this is not to be told.
-        """
+    def add_streamed_beside_trial(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens of the stream came, so long after the last one, while its server's features are tried."""
         step_s = num_tokens * self._pair_stats.target_token_s
         if seconds > _MAX_GAP * step_s:  # a hiccup counts as well: nobody can tell
             self.add_lost_time(seconds - step_s)

@@ -352,10 +352,9 @@ class _Race:
 
     def _charge_late_tokens(self, num_tokens: int, arrival: StreamArrival, *, has_begun: bool) -> None:
         """What the first stream wrote may be late by the draft, or by what finds out what the server can do."""
-        scheduler, has_calls = self._scheduler, arrival.has_calls
-        self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=has_calls)
-        if has_begun and has_calls and self._num_open_streams == 1 and not scheduler.prompt_trial.is_running:
-            scheduler.budget.add_streamed_beside_calls(num_tokens, arrival.seconds)
+        self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
+        if has_begun and self._race_target.is_being_tried and self._num_open_streams == 1:
+            self._scheduler.budget.add_streamed_beside_trial(num_tokens, arrival.seconds)
 
     def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""

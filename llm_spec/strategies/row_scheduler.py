@@ -275,11 +275,6 @@ class RowScheduler:
             self._row_trial.note_answer()
         self._rows.add_call_time(call.num_sent_rows, seconds, num_other_rows=call.num_other_rows)
 
-    @property
-    def has_calls_under_way(self) -> bool:
-        """Whether the server has work that this has decided on, and tells itself how late the stream is by it."""
-        return bool(self.calls) or self.prompt_trial.is_running
-
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
         """The next token that rows confirm; None: there is none yet. Of sampled text, a stream ends with the first."""
         at = len(self.ids)

@@ -354,10 +354,12 @@ class _ServerRounds:
 
     def _has_other_server_calls(self) -> bool:
         """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
-        endpoint = self._endpoint
-        is_discovering = isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried
-        is_trying = is_discovering and not self._has_given_up
+        is_trying = self._is_target_being_tried() and not self._has_given_up
         return bool(self._tasks) or is_trying or self._scheduler.prompt_trial.is_running
+
+    def _is_target_being_tried(self) -> bool:
+        endpoint = self._endpoint
+        return isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
         """Have some tokens of the prompt and the answer read."""
@@ -486,8 +488,8 @@ class _ServerRounds:
             num_tokens = count_piece_tokens(event)
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-                if arrival.has_calls and stream.timer.first_s is not None and not scheduler.has_calls_under_way:
-                    scheduler.budget.add_streamed_beside_calls(num_tokens, arrival.seconds)
+                if stream.timer.first_s is not None and self._is_target_being_tried():
+                    scheduler.budget.add_streamed_beside_trial(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
             await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)
