@@ -9,7 +9,7 @@ from llm_spec.pair_stats import PairStats
 __all__ = ["LossBudget"]
 
 _MAX_SHARE: Final = 0.1  # of one answer's time, whatever all answers together may lose
-_MAX_GAP: Final = 1.5  # times a stream's usual step, beyond which it waits because of a trial
+_MAX_GAP: Final = 1.5  # times a stream's usual step, beyond which it waits because of other work
 
 
 class LossBudget:
@@ -25,11 +25,13 @@ class LossBudget:
         self._lost_s += seconds
         self._pair_stats.rows.add_lost_time(seconds)
 
-    def add_streamed_beside_trial(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens of the stream came, so long after the last one, while its server's features are tried."""
+    def add_late_tokens(self, num_tokens: int, seconds: float) -> bool:
+        """So many tokens of the stream came beside other work, so long after the last; gives whether it is late."""
         step_s = num_tokens * self._pair_stats.target_token_s
-        if seconds > _MAX_GAP * step_s:  # a hiccup counts as well: nobody can tell
-            self.add_lost_time(seconds - step_s)
+        is_late = seconds > _MAX_GAP * step_s
+        if is_late:
+            self.add_lost_time(seconds - step_s)  # a hiccup counts as well: nobody can tell
+        return is_late
 
     def estimate_left_s(self, now_s: float, max_tokens: int | None) -> float:
         """How much may still be lost now, in an answer of at most `max_tokens`."""

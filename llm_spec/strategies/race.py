@@ -354,7 +354,7 @@ class _Race:
         """What the first stream wrote may be late by the draft, or by what finds out what the server can do."""
         self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
         if has_begun and self._race_target.is_being_tried and self._num_open_streams == 1:
-            self._scheduler.budget.add_streamed_beside_trial(num_tokens, arrival.seconds)
+            self._scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
 
     def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""

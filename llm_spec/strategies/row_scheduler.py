@@ -61,7 +61,6 @@ _MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is clos
 _FIRST_PAUSE: Final = 32  # tokens that a stream writes after rows did not pay, twice as many each time
 _DRAFT_PATIENCE: Final = 2.0  # times what drafting for a call usually takes, that the call waits for it
 _TRIAL_SHARE: Final = 0.5  # of what may be lost, that rows beside a stream may cost
-_MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of rows
 
 
 class Branch(NamedTuple):
@@ -653,15 +652,14 @@ class RowScheduler:
     def _charge_slow_stream(self, num_tokens: int, now_s: float) -> None:
         """A stream that waits while rows are under way waits because of them: its server has no room."""
         token_s = self._pair_stats.target_token_s
-        gap_s, step_s = now_s - self._stream_last_s, token_s * num_tokens
+        gap_s = now_s - self._stream_last_s
         self.budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
         if self._row_trial is not None and self._row_trial.add_streamed(num_tokens, now_s, token_s) is not None:
             self._row_trial = None
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
-        if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:
+        if is_first or not self.calls or not self.budget.add_late_tokens(num_tokens, gap_s):
             return
-        self.budget.add_lost_time(gap_s - step_s)  # a hiccup counts as well: nobody can tell
         if self._estimate_allowance(now_s) < 0:
             self._pause_rows()
             self._dropped_calls += self.calls

@@ -489,7 +489,7 @@ class _ServerRounds:
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
                 if stream.timer.first_s is not None and self._is_target_being_tried():
-                    scheduler.budget.add_streamed_beside_trial(num_tokens, arrival.seconds)
+                    scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
             await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)

@@ -210,9 +210,9 @@ def test_one_answer_does_not_lose_what_all_may() -> None:
     assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.25)
     budget.add_lost_time(0.15)
     assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.1)
-    budget.add_streamed_beside_trial(2, 2 * STEP_S + 0.04)
+    budget.add_late_tokens(2, 2 * STEP_S + 0.04)
     assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.06)
-    budget.add_streamed_beside_trial(2, 3 * STEP_S)  # not long enough to be told from noise
+    budget.add_late_tokens(2, 3 * STEP_S)  # too short to distinguish from noise
     assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.06)
     assert LossBudget(stats, 0.0).estimate_left_s(1.0, 400) == pytest.approx(0.25)  # the next answer's own
     assert stats.rows.estimate_allowed_loss_s(1.0, STEP_S, 400) == pytest.approx(0.02 * (1000 + 6.4) - 0.19)
