@@ -235,9 +235,13 @@ def run(arguments: argparse.Namespace) -> None:
         answers = [assisted(request) for request in requests[:8]]
         speed = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
         rows.append([temperature, "transformers assisted", speed, "", "", "", ""])
+        print(f"temperature {temperature:g}, transformers assisted: {speed:.1f} tokens/s", flush=True)
     target = TorchProvider(TorchModel(PAIR / "target", module=modules[0], device_rounds=True))
     draft = TorchProvider(TorchModel(PAIR / "draft", module=modules[1], device_rounds=True))
     del modules, assisted
+    for provider in (target, draft):
+        fused = provider.model.has_fused_kernels
+        print(f"{provider.name}: layers by {'fused kernels' if fused else 'torch operations'}", flush=True)
     for temperature in (0.0, 1.0):
         requests = [
             ChatRequest.create(
@@ -253,6 +257,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = SpeculativeConfig(strategy="tokens", lookahead=lookahead)
             row, _ = measure(name, SpeculativeDecoder(ProviderDraft(draft), target, config), requests, texts)
             rows.append([temperature, *row])
+            print(f"temperature {temperature:g}, {name}: {row.tokens_per_s:.1f} tokens/s", flush=True)
     print_table(rows, num_bytes / bandwidth, len(lines))
     write_report(rows, arguments.out, head)
 

@@ -3,6 +3,7 @@
 A call beside the stream reads the prompt again where the server shares no cache between them, and a server without room
 to spare writes nothing meanwhile. So a call reads a few tokens first; how late the stream is afterwards tells what more
 of them would cost. Where that is too much, the next trial is one that can be afforded, and is at least twice as long.
+What is less than a stream's own unsteadiness counts as that: four tokens that cost nothing say little of a thousand.
 They are from anywhere in the prompt, since a server shows nothing with a beginning that it has in a cache.
 """
 
@@ -19,6 +20,7 @@ __all__ = ["PromptTrial", "choose_prompt_stretch"]
 
 _FIRST_TOKENS: Final = 4  # of the first trial, of which each takes a step at most
 _SHARE: Final = 0.5  # of what may be lost, that a later one may cost
+_MIN_LATE_STEPS: Final = 0.25  # of the stream: what a trial is taken to cost at least
 
 
 class PromptTrial:
@@ -37,31 +39,38 @@ class PromptTrial:
         """Whether tokens are being read, or the stream has not shown yet what that cost."""
         return self._running is not None
 
-    def may_read(self, num_tokens: int, allowance_s: float) -> bool:
-        """Whether a call may read a prompt of so many tokens, where so much time may be lost."""
+    def may_read(self, num_tokens: int, allowance_s: float, step_s: float) -> bool:
+        """Whether a call may read a prompt of so many tokens, where so much time may be lost.
+
+        `step_s`: seconds between two tokens of the stream.
+        """
         if self._is_cache_shared:
             return True
-        late_s = self._reading.estimate_late_s(num_tokens)
-        return num_tokens <= 2 * _FIRST_TOKENS if late_s is None else late_s <= allowance_s
+        if not self._reading.amount:
+            return num_tokens <= 2 * _FIRST_TOKENS
+        return self._estimate_late_s_per_token(step_s) * num_tokens <= allowance_s
 
     def begin(self, num_tokens: int, allowance_s: float, stream_last_s: float, step_s: float) -> int | None:
         """How many of a prompt's tokens are to be read now; None: none.
 
-        `stream_last_s`: when the stream wrote its last token; `step_s`: between two of them.
+        `stream_last_s`: when the stream wrote its last token; `step_s`: as of `may_read`.
         """
-        if self.is_running or self.may_read(num_tokens, allowance_s) or allowance_s <= 0.0:
+        if self.is_running or self.may_read(num_tokens, allowance_s, step_s) or allowance_s <= 0.0:
             return None
         known = self._reading
         if not known.amount and _FIRST_TOKENS * step_s > allowance_s:
             return None
         if known.amount:
-            num_tokens = min(num_tokens, int(_SHARE * known.amount * allowance_s / known.late_s))
+            num_tokens = min(num_tokens, int(_SHARE * allowance_s / self._estimate_late_s_per_token(step_s)))
             if num_tokens < 2 * known.amount:
                 return None
         else:
             num_tokens = min(num_tokens, _FIRST_TOKENS)
         self._running = LatenessTrial(known, num_tokens, stream_last_s)
         return num_tokens
+
+    def _estimate_late_s_per_token(self, step_s: float) -> float:
+        return max(self._reading.late_s, _MIN_LATE_STEPS * step_s) / self._reading.amount
 
     def note_answer(self) -> None:
         """They were read: the stream's next token shows how late it is."""

@@ -524,7 +524,9 @@ class RowScheduler:
         """Whether a row may be asked for although nobody knows what it costs: a prompt that is read again, at worst."""
         num_tokens = self.num_prompt_tokens + len(self.ids)
         is_trial_due = self._is_first_row_promising() and not self.prompt_trial.is_running
-        return is_trial_due and self.prompt_trial.may_read(num_tokens, self._estimate_allowance(now_s))
+        return is_trial_due and self.prompt_trial.may_read(
+            num_tokens, self._estimate_allowance(now_s), self._pair_stats.target_token_s
+        )
 
     def _is_first_row_promising(self) -> bool:
         """Whether the draft has been right of more than every other token."""

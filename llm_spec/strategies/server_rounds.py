@@ -362,11 +362,9 @@ class _ServerRounds:
         return isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
-        """Have some tokens of the prompt and the answer read."""
+        """Have some tokens of the prompt and the answer read, by a call like those of rows."""
         try:
-            await self._endpoint.sample_next(
-                [choose_prompt_stretch(self._list_context_ids(), num_tokens)], self._request.sampling
-            )
+            await self._verify(choose_prompt_stretch(self._list_context_ids(), num_tokens), [], [])
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             self._give_up_rows(error)

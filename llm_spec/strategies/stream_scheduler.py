@@ -249,7 +249,8 @@ class StreamScheduler:
             return True
         if self.prompt_trial.is_running:
             return False
-        return self.prompt_trial.may_read(self._costs.num_prompt_tokens, self._estimate_allowance(now_s))
+        allowance_s, step_s = self._estimate_allowance(now_s), self._pair_stats.target_token_s
+        return self.prompt_trial.may_read(self._costs.num_prompt_tokens, allowance_s, step_s)
 
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""

@@ -32,6 +32,7 @@ from llm_spec_torch.device_errors import make_not_finite_error, run_on_device, r
 from llm_spec_torch.fair_semaphore import FairSemaphore
 from llm_spec_torch.joining import MAX_JOINED_ROWS, JoinedPassRunner, find_joined_row_counts
 from llm_spec_torch.kept_findings import AgreeingWidthsCacheFile, describe_cpu_for_kernels, describe_model_for_kernels
+from llm_spec_torch.kernel_choice import choose_network_with_kernels_or_without
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_torch_options
 from llm_spec_torch.pass_queue import PassRunner
@@ -95,6 +96,11 @@ class TorchModel:
     def max_requests(self) -> int:
         """How many answers may run at once."""
         return self._options.get("max_requests", MAX_REQUESTS)
+
+    @property
+    def has_fused_kernels(self) -> bool:
+        """Whether kernels of this package compute the layers of narrow passes: on CUDA, where they are faster."""
+        return self._network.kernels is not None
 
     @property
     def pass_widths(self) -> Sequence[int]:
@@ -214,8 +220,14 @@ class TorchModel:
         self.context_length = self._pool.cache.capacity - max_width
         slot = self._pool.acquire_slot((), exact=True)
         found = self.run_forward(slot, token_ids, width=len(token_ids), num_keys=_KEY_PADDING, num_rows=len(token_ids))
-        self._pool.release_slot(slot)
         check_logits_match(found, expected, self.dtype)
+        if is_cuda:
+            with run_on_device(self.name, self.device):
+                ids = torch.tensor(token_ids[:max_width], device=self.device)
+                self._network = choose_network_with_kernels_or_without(
+                    self._network, slot.cache, ids, num_keys=_KEY_PADDING
+                )
+        self._pool.release_slot(slot)
 
     def _compute_logits(self, states: Tensor, slot: CacheSlot, count: int, num_rows: int) -> FloatArray:
         """Of the last `num_rows` of `count` tokens: [num_rows, vocab_size]; states [width, hidden_size]."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ __all__ = [
     "AttentionShape",
     "FoldedRmsNorm",
     "KeyValueCache",
+    "LayerKernels",
     "LayerKind",
     "LayerWeights",
     "RmsNorm",
@@ -112,6 +113,43 @@ class LayerWeights:
     kind: int  # index in Network.kinds
 
 
+class LayerKernels(Protocol):
+    """What a layer does between its matrices in a pass of a few tokens, in fewer kernels than torch makes of it."""
+
+    def has_room(self, width: int) -> bool:
+        """Whether passes of so many tokens a sequence may be computed by these."""
+        ...
+
+    def add_and_norm(
+        self, states: Tensor, update: Tensor | None, norm: RmsNorm | FoldedRmsNorm
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, and the sum normed: [num_rows, hidden_size] all of them."""
+        ...
+
+    def activate(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up`: [num_rows, size] of [num_rows, 2 * size]."""
+        ...
+
+    def rotate_and_store(  # noqa: PLR0917 - tensors, in the order in which a layer has them
+        self,
+        heads: Tensor,
+        rotation: Tensor,
+        norms: tuple[RmsNorm | None, RmsNorm | None],
+        cache_rows: Tensor,
+        stored: Tensor,
+        batch: int,
+    ) -> Tensor:
+        """Queries and keys normed and turned, keys and values put into a layer's cache; returns the queries.
+
+        `heads` [num_rows, num_heads + 2 * num_kv_heads, head_dim], queries [batch, num_kv_heads, rows, head_dim].
+        """
+        ...
+
+    def attend(self, queries: Tensor, stored: Tensor, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
+        """Attention of queries as above at `positions`, [batch, width]: [num_rows, num_heads * head_dim]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KeyValueCache:
     """Keys and, after them, values: one tensor a layer, [batch, capacity, 2 * num_kv_heads, head_dim]."""
@@ -157,6 +195,7 @@ class TransformerNetwork:
     final_softcap: float | None
     activation: Callable[[Tensor], Tensor]
     vocab_size: int
+    kernels: LayerKernels | None = None  # for layers of Llama's kind on CUDA
 
     def copy_with_first_layers(self, num_layers: int) -> TransformerNetwork:
         """The same model cut off after some layers, followed by its last norm and head: an early-exit draft."""
@@ -182,13 +221,13 @@ class TransformerNetwork:
         """
         num_keys = min(num_keys, cache.capacity)
         first_places = torch.arange(len(positions), device=positions.device)[:, None] * cache.capacity
+        cache_rows = (positions + first_places).flatten()
+        rotations = self._list_rotations(positions.flatten())
+        if self.kernels is not None and self.kernels.has_room(positions.shape[1]):
+            fused = _FusedPass(self.kernels, positions, num_keys, cache_rows, rotations)
+            return self._run_layers_with_kernels(token_ids.flatten(), cache, fused)
         group = self._make_attention_group(slice(0, len(positions)), slice(0, positions.numel()), positions, num_keys)
-        pass_context = _PassContext(
-            [group],
-            cache_rows=(positions + first_places).flatten(),
-            rotations=self._list_rotations(positions.flatten()),
-        )
-        return self._run_layers(token_ids.flatten(), cache, pass_context)
+        return self._run_layers(token_ids.flatten(), cache, _PassContext([group], cache_rows, rotations))
 
     def compute_joined_hidden_states(
         self, sequences: Sequence[SequenceRows], cache: KeyValueCache, num_rows: int
@@ -231,10 +270,26 @@ class TransformerNetwork:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _run_layers(self, token_ids: Tensor, cache: KeyValueCache, pass_context: _PassContext) -> Tensor:
+    def _run_layers_with_kernels(self, token_ids: Tensor, cache: KeyValueCache, fused: _FusedPass) -> Tensor:
+        states, update, kernels = self._embed(token_ids), None, fused.kernels
+        for layer, stored in zip(self.layers, cache.layers, strict=True):
+            states, normed = kernels.add_and_norm(states, update, layer.attention_norm)
+            heads = layer.queries_keys_values(normed).view(len(states), -1, self.attention.head_dim)
+            norms = (layer.query_norm, layer.key_norm)
+            rotation, batch = fused.rotations[layer.kind], len(fused.positions)
+            queries = kernels.rotate_and_store(heads, rotation, norms, fused.cache_rows, stored, batch)
+            window = self.kinds[layer.kind].window
+            attended = kernels.attend(queries, stored, fused.positions, fused.num_keys, window)
+            states, normed = kernels.add_and_norm(states, layer.output(attended), layer.mlp_norm)
+            update = layer.down(kernels.activate(layer.gate_up(normed)))
+        return states if update is None else states + update
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
         states = self.look_up_embeddings(token_ids)
-        if self.embedding_scale is not None:
-            states = states * self.embedding_scale
+        return states if self.embedding_scale is None else states * self.embedding_scale
+
+    def _run_layers(self, token_ids: Tensor, cache: KeyValueCache, pass_context: _PassContext) -> Tensor:
+        states = self._embed(token_ids)
         for layer, stored in zip(self.layers, cache.layers, strict=True):
             states = self._run_attention(layer, states, stored, pass_context)
             gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
@@ -317,6 +372,17 @@ class _AttentionGroup:
     width: int
     num_keys: int
     masks: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedPass:
+    """What all layers share of a pass that fused kernels compute."""
+
+    kernels: LayerKernels
+    positions: Tensor  # [batch, width]
+    num_keys: int
+    cache_rows: Tensor  # as below
+    rotations: list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)

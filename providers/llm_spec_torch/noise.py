@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llm_spec.provider_kit import NOISE_GROUP_SIZE, NoisePurpose, philox4x32
 
-__all__ = ["make_gumbel_tensor", "make_uniform_tensor", "split_seed_into_words"]
+__all__ = ["has_triton", "make_gumbel_tensor", "make_uniform_tensor", "split_seed_into_words"]
 
 _SCALE = 2.0**-32
 _MASK32 = 0xFFFFFFFF
@@ -30,7 +30,7 @@ def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tenso
 
     `key` int64 [2], `positions` int64 [num_positions]. On CUDA one Triton kernel, where Triton is installed.
     """
-    if positions.is_cuda and _has_triton():
+    if positions.is_cuda and has_triton():
         from llm_spec_torch.noise_triton import make_gumbel_tensor_fused  # only where there is a GPU to run it
 
         return make_gumbel_tensor_fused(key, positions, vocab_size)
@@ -83,5 +83,6 @@ def _draw_words(key: Tensor, positions: Tensor, num_calls: int, purpose: NoisePu
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed; torch brings it for NVIDIA's GPUs on Linux."""
     return find_spec("triton") is not None

@@ -69,7 +69,7 @@ def test_rows_of_joined_passes_that_agree_are_found(tiny_model: TorchModel, faul
         cached, rows = one.slot.cache.layers[0][0], list[np.ndarray]()
         for place, token_id in enumerate(one.token_ids, len(one.slot.token_ids)):
             cached[place] = token_id
-            rows.append(row_after(crc32(cached[: place + 1].numpy().tobytes())))
+            rows.append(row_after(crc32(cached[: place + 1].cpu().numpy().tobytes())))
         return np.array(rows[-one.num_rows :]) * np.float32(1 + FAULTS[fault](passes, one))
 
     def run_all(passes: Sequence[ForwardPass]) -> list[PassResult]:

@@ -27,7 +27,7 @@ LENGTHS = (3, 250, 300, 505)  # of the prompts: attention reads other numbers of
 
 @pytest.fixture(scope="module")
 def model(tiny_folder: Path) -> TorchModel:
-    model = TorchModel(tiny_folder)
+    model = TorchModel(tiny_folder, device="cpu")
     if model._batching is None:
         pytest.skip("rows of joined passes have other bits on this machine")
     return model
@@ -101,9 +101,9 @@ def test_joined_rows_are_those_of_each_alone(
 def test_joined_rows_are_right_whatever_their_last_bits(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every machine, also where such passes would not be joined; fewer rows than tokens are the last ones."""
     monkeypatch.setattr("llm_spec_torch.model.find_joined_row_counts", lambda _, shape, **__: [*shape.widths, 64])
-    model = TorchModel(tiny_folder)
+    model = TorchModel(tiny_folder, device="cpu")
     parts = [IDS[700:703], IDS[720:724], IDS[740:741]]
-    alone = read_after_prompts(TorchModel(tiny_folder, batched=False), parts, at_once=False)
+    alone = read_after_prompts(TorchModel(tiny_folder, device="cpu", batched=False), parts, at_once=False)
     together = read_after_prompts(model, parts, at_once=True)
     for found, right in zip(together, alone, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-3)
@@ -143,7 +143,7 @@ def test_a_pass_without_tokens_is_refused(model: TorchModel) -> None:
 
 def test_an_error_does_not_keep_the_model(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has been handled, the memory goes with the last reference."""
-    model = TorchModel(tiny_folder, max_requests=2)
+    model = TorchModel(tiny_folder, device="cpu", max_requests=2)
     cache = weakref.ref(model._pool.cache.layers[0])
 
     def fail(*_: Any) -> None:
@@ -177,7 +177,7 @@ def test_who_runs_alone_waits_for_nobody(
 
 @pytest.mark.parametrize("options", [{"batched": False}, {"max_requests": 1}])
 def test_passes_are_not_joined_where_that_is_not_wanted(tiny_folder: Path, options: Any) -> None:
-    assert TorchModel(tiny_folder, **options)._batching is None
+    assert TorchModel(tiny_folder, device="cpu", **options)._batching is None
 
 
 # ------------------------------------------------------------------------------------- planted faults

@@ -236,7 +236,8 @@ async def test_answers_at_once_compute_in_one_thread(
 ) -> None:
     """Where passes have several threads: OpenMP makes them wait for each other longer where several threads call it."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4096)  # more than there are cores
-    provider = TorchProvider(tiny_folder, **({} if batched is None else {"batched": batched}))
+    batching: dict[str, Any] = {} if batched is None else {"batched": batched}
+    provider = TorchProvider(TorchModel(tiny_folder, device="cpu", **batching))
     threads: list[int] = []
     compute = TransformerNetwork.compute_logits
 

@@ -86,7 +86,7 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_widths(folder: Path) -> list[int]:
-    model = TorchModel(folder, max_requests=1)
+    model = TorchModel(folder, device="cpu", max_requests=1)
     return list(model.pass_widths) if model.same_text else []
 
 
@@ -120,7 +120,7 @@ def test_a_finding_is_kept_and_used(
     found = load_widths(tiny_folder)
     assert (load_widths(tiny_folder), len(searches)) == (found, 1)
     assert [path.suffix for path in folder.iterdir()] == [".json"]
-    TorchModel(tiny_folder, max_requests=1, attention="eager")
+    TorchModel(tiny_folder, device="cpu", max_requests=1, attention="eager")
     assert len(searches) == 2
     monkeypatch.setattr(model_module, "describe_cpu_for_kernels", lambda: {"processor": "another"})
     assert (load_widths(tiny_folder), len(searches)) == (found, 3)

@@ -150,6 +150,8 @@ async def test_llama_server_stays_plain_with_tools(llama_target: str) -> None:
     """It has no call that reads token ids as its chat does, and holds calls to a grammar."""
     target = HttpProvider("target", base_url=llama_target, dialect=DIALECTS["llamacpp"])
     try:
+        await target.discover("token_endpoint")
+        await target.discover("message_parser")
         plain = await answer_all(target, "plain")
         decided = await answer_all(target, "auto")
         assert [message(result) for result in decided] == [message(result) for result in plain]

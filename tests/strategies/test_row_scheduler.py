@@ -136,7 +136,12 @@ def prompted(*, late_s: float) -> Run:
 
 
 def test_some_tokens_of_a_prompt_are_read_before_a_row_reads_all_of_it() -> None:
+    """Four tokens that cost nothing say little of 150: some more are read in between."""
     run = prompted(late_s=0.0)
+    decision = run.decide()
+    assert (decision.num_trial_tokens, decision.calls) == (40, [])
+    run.scheduler.prompt_trial.note_answer()
+    run.stream()
     decision = run.decide()
     assert decision.num_trial_tokens is None
     assert [call.num_rows for call in decision.calls] == [1]
