@@ -3,8 +3,8 @@
 A call beside the stream reads the prompt again where the server shares no cache between them, and a server without room
 to spare writes nothing meanwhile. So a call reads a few tokens first; how late the stream is afterwards tells what more
 of them would cost. Where that is too much, the next trial is one that can be afforded, and is at least twice as long.
-What is less than a stream's own unsteadiness counts as that: four tokens that cost nothing say little of a thousand.
-They are from anywhere in the prompt, since a server shows nothing with a beginning that it has in a cache.
+Trials are from anywhere in the prompt, since a server shows nothing with a beginning that it has in a cache. Each is
+taken to cost a part of a step at least: four tokens that cost nothing visible say little of a thousand.
 """
 
 from __future__ import annotations

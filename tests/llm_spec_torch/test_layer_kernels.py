@@ -248,7 +248,7 @@ def test_faults_in_kernels_are_found(tmp_path: Path) -> None:
 
 
 def test_kernels_compile_for_gpus() -> None:
-    """They are such as the compiler takes, which the interpreter does not tell; no GPU is needed."""
+    """The compiler takes them, which the interpreter does not tell; no GPU is needed."""
     pytest.importorskip("triton")
     run_python(COMPILE, TRITON_INTERPRET="0")
 

@@ -34,8 +34,8 @@ class Scorer(SimulatedTarget):
 
     max_top = 8
 
-    def __init__(self, spoil: Callable[[Rows], Rows], *, num_good: int = 2) -> None:
-        super().__init__(TEXT, token_s=0.01, by_ids=True)
+    def __init__(self, spoil: Callable[[Rows], Rows], *, num_good: int = 2, num_prompt_tokens: int = 1) -> None:
+        super().__init__(TEXT, token_s=0.01, by_ids=True, num_prompt_tokens=num_prompt_tokens)
         self.capabilities = replace(self.capabilities, token_scorer=self)
         self.num_scored = 0
         self._spoil = spoil
@@ -104,6 +104,26 @@ def test_rounds_tell_what_draft_and_target_took() -> None:
     assert len(result.rounds) > 3
     assert [report.verify_s for report in result.rounds] == pytest.approx([0.03] * len(result.rounds))
     assert 0.0 < result.stats.draft_s <= 0.001 * (result.stats.num_draft_tokens + len(result.rounds)) + 1e-6
+
+
+def test_a_few_tokens_are_scored_before_a_whole_prompt_is() -> None:
+    """A server may take far longer to score a prompt than to read it, so that the trial is a call with scores, too."""
+    lengths: list[int] = []
+
+    class Noting(Scorer):
+        async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
+            lengths.append(len(token_ids))
+            return await super().score(token_ids, num_rows=num_rows, top=top)
+
+        def _get_answer_token_after(self, prefix: Sequence[int]) -> SampledToken:
+            missing = [0] * (60 - len(prefix))  # after a part of the prompt any token will do
+            return super()._get_answer_token_after([*missing, *prefix])
+
+    target = Noting(lambda rows: rows, num_prompt_tokens=60)
+    decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 3), target, SpeculativeConfig(strategy="score"))
+    assert run_virtual(decoder.decode("tell", temperature=0.0)).content == TEXT
+    assert lengths[0] == 4
+    assert max(lengths) > 60
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 4}], ids=str)
