@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +23,8 @@ MARK = "virtual_clock: by a clock that jumps to the next timer, sockets on 127.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has its background jobs ignore it, and their own
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["LLM_SPEC_CACHE_DIR"] = ""  # what a test finds out about this machine is not kept
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the environments of other frameworks
         from hypothesis import settings

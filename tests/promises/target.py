@@ -350,7 +350,7 @@ class Target:
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         read = [self._read_ids(prefix) for prefix in prefixes]
-        tag = read[0][0] if prefixes[0][0] == BOS else asking.get()  # the end of a prompt does not say whose it is
+        tag = self._tag_of(prefixes[0])
         self.ledger.generated[tag] += len(prefixes)  # also where nobody waits for them
         bill = self.ledger.bill(tag, Bill(sum(map(len, prefixes)), len(prefixes)))
         with self.ledger.counted(tag), bill.failing():
@@ -365,7 +365,7 @@ class Target:
             return cast("list[SampledToken]", _ODD_TOKENS.get(self._odd, list[Any])(out))
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        tag, _ = self._read_ids(token_ids)
+        tag = self._tag_of(token_ids)
         self.ledger.generated[tag] += 1  # a server writes one token at least
         bill = self.ledger.bill(tag, Bill(len(token_ids), 1))
         with self.ledger.counted(tag), bill.failing():
@@ -392,6 +392,10 @@ class Target:
             if not self.language.knows(token_id):
                 self.ledger.breaches.append(f"{what}: {token_id!r} is not a token id")
                 raise InvalidRequestError(f"{token_id!r} is not a token id")
+
+    def _tag_of(self, token_ids: Sequence[int]) -> str:
+        """Whose prompt it is; a part of one that begins anywhere does not say that."""
+        return self._read_ids(token_ids)[0] if token_ids[0] == BOS else asking.get()
 
     def _read_ids(self, token_ids: Sequence[int]) -> tuple[str, Context]:
         """The request and the context that a prompt's ids stand for."""
