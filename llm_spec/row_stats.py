@@ -39,6 +39,8 @@ _MIN_SECOND_SHARE: Final = 0.02  # of tokens, at which they are right
 _MIN_SECONDS: Final = 1e-9
 _MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
 _ASSUMED_ROW_SHARE: Final = 1 / 16  # of a call's time, that a row more is assumed to take before that was measured
+_MIN_LATE_STEPS: Final = 0.25  # of a stream, that work beside it is taken to cost at least
+_NEW_SHARE: Final = 0.5  # of the newest figure among those of as much work
 _MAX_LOSS: Final = 0.02  # of the target's own time: what finding out that rows do not pay may cost …
 _EXPECTED_TOKENS: Final = 256  # … and as much of an answer of so many tokens, or of its limit, before there is one
 
@@ -139,7 +141,10 @@ class SecondTokenStats:
 
 
 class LatenessStats:
-    """How late a stream is beside other work: `late_s` for an `amount` of it (tokens, rows), the most so far."""
+    """How late a stream is beside other work: `late_s` for an `amount` of it (tokens, rows), the most so far.
+
+    Less than a part of a step does not show: four tokens that cost nothing visible say little of a thousand.
+    """
 
     def __init__(self) -> None:
         self.amount = 0
@@ -147,12 +152,14 @@ class LatenessStats:
 
     def add(self, amount: int, late_s: float) -> None:
         """So much was done beside a stream."""
-        if amount >= self.amount:
+        if amount > self.amount:
             self.amount, self.late_s = amount, late_s
+        elif amount == self.amount:
+            self.late_s += _NEW_SHARE * (late_s - self.late_s)
 
-    def estimate_late_s(self, amount: int) -> float | None:
-        """How late a stream is by so much of it; None: nothing was measured yet."""
-        return self.late_s * amount / self.amount if self.amount else None
+    def estimate_late_s(self, amount: int, step_s: float) -> float | None:
+        """How late a stream of a token each `step_s` is by so much of it; None: nothing was measured yet."""
+        return max(self.late_s, _MIN_LATE_STEPS * step_s) * amount / self.amount if self.amount else None
 
 
 class RowCallStats:

@@ -3,8 +3,7 @@
 A call beside the stream reads the prompt again where the server shares no cache between them, and a server without room
 to spare writes nothing meanwhile. So a call reads a few tokens first; how late the stream is afterwards tells what more
 of them would cost. Where that is too much, the next trial is one that can be afforded, and is at least twice as long.
-Trials are from anywhere in the prompt, since a server shows nothing with a beginning that it has in a cache. Each is
-taken to cost a part of a step at least: four tokens that cost nothing visible say little of a thousand.
+Trials are from anywhere in the prompt, since a server shows nothing with a beginning that it has in a cache.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from llm_spec.strategies.lateness_trial import LatenessTrial
 __all__ = ["PromptTrial", "choose_prompt_stretch"]
 
 _FIRST_TOKENS: Final = 4  # of the first trial, of which each takes a step at most
-_SHARE: Final = 0.5  # of what may be lost, that a later one may cost
-_MIN_LATE_STEPS: Final = 0.25  # of the stream: what a trial is taken to cost at least
+_SHARE: Final = 0.5  # of what may be lost, that a later one, and a whole prompt, are expected to cost
 
 
 class PromptTrial:
@@ -46,9 +44,8 @@ class PromptTrial:
         """
         if self._is_cache_shared:
             return True
-        if not self._reading.amount:
-            return num_tokens <= 2 * _FIRST_TOKENS
-        return self._estimate_late_s_per_token(step_s) * num_tokens <= allowance_s
+        late_s = self._reading.estimate_late_s(num_tokens, step_s)
+        return num_tokens <= 2 * _FIRST_TOKENS if late_s is None else late_s <= _SHARE * allowance_s
 
     def begin(self, num_tokens: int, allowance_s: float, stream_last_s: float, step_s: float) -> int | None:
         """How many of a prompt's tokens are to be read now; None: none.
@@ -57,20 +54,17 @@ class PromptTrial:
         """
         if self.is_running or self.may_read(num_tokens, allowance_s, step_s) or allowance_s <= 0.0:
             return None
-        known = self._reading
-        if not known.amount and _FIRST_TOKENS * step_s > allowance_s:
-            return None
-        if known.amount:
-            num_tokens = min(num_tokens, int(_SHARE * allowance_s / self._estimate_late_s_per_token(step_s)))
+        known, token_late_s = self._reading, self._reading.estimate_late_s(1, step_s)
+        if token_late_s is None:
+            if _FIRST_TOKENS * step_s > allowance_s:
+                return None
+            num_tokens = min(num_tokens, _FIRST_TOKENS)
+        else:
+            num_tokens = min(num_tokens, int(_SHARE * allowance_s / token_late_s))
             if num_tokens < 2 * known.amount:
                 return None
-        else:
-            num_tokens = min(num_tokens, _FIRST_TOKENS)
         self._running = LatenessTrial(known, num_tokens, stream_last_s)
         return num_tokens
-
-    def _estimate_late_s_per_token(self, step_s: float) -> float:
-        return max(self._reading.late_s, _MIN_LATE_STEPS * step_s) / self._reading.amount
 
     def note_answer(self) -> None:
         """They were read: the stream's next token shows how late it is."""

@@ -462,11 +462,18 @@ class RowScheduler:
         return min(num_rows, int(reach) - first + 1)
 
     def _limit_rows_beside_stream(self, now_s: float) -> int:
-        """Rows that may be sent besides those under way: half of what may be lost is what they are expected to cost."""
-        row_late_s = self._rows.lateness.estimate_late_s(1)
+        """Rows that may be sent besides those under way.
+
+        They are expected to cost half of what may be lost, or are a single one that is affordable at all. They are at
+        most twice as many as showed what they cost.
+        """
+        known = self._rows.lateness
+        row_late_s = known.estimate_late_s(1, self._pair_stats.target_token_s)
         if self.stream_at is None or not row_late_s:
             return _MAX_AHEAD
-        return int(_TRIAL_SHARE * self._estimate_allowance(now_s) / row_late_s) - self._count_rows_under_way()
+        allowance_s = self._estimate_allowance(now_s)
+        num_affordable = max(int(_TRIAL_SHARE * allowance_s / row_late_s), row_late_s <= allowance_s)
+        return min(num_affordable, 2 * known.amount) - self._count_rows_under_way()
 
     def _count_rows_under_way(self) -> int:
         return sum(call.num_sent_rows for call in self.calls if call.tokens is None)

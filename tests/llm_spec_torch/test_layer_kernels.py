@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +24,8 @@ from llm_spec_torch.network import (
     TransformerNetwork,
 )
 from torch.nn import functional
+
+from .triton_process import run_python
 
 CAPACITY, VOCAB = 2100, 50
 
@@ -223,16 +222,6 @@ def run_on_host() -> None:
     """Triton's interpreter runs on the host, where there is no current device."""
     module: Any = importlib.import_module("llm_spec_torch.layer_triton")
     module._device_of = lambda _: nullcontext()
-
-
-def run_python(code: str, *arguments: str, **environment: str) -> None:
-    """In a process of its own: Triton decides on import whether it interprets."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *arguments],
-        check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment},
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
 
 
 def test_kernels_in_the_interpreter() -> None:

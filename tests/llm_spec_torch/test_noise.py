@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +17,8 @@ from numpy.typing import NDArray
 from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.noise import make_gumbel_noise as reference_gumbel
 from llm_spec.tokens.noise import make_uniform_noise as reference_uniform
+
+from .triton_process import run_python
 
 SEEDS = [0, 5, 2**32 + 7, 2**63, 2**64 - 3]
 POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
@@ -110,16 +108,6 @@ for capability in (80, 90):
     source = ASTSource(noise_triton._kernel, types, {})
     assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
 """
-
-
-def run_python(code: str, **environment: str) -> None:
-    """In a process of its own: Triton decides on import whether it interprets."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment},
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
 
 
 def test_triton_kernel_in_the_interpreter() -> None:
