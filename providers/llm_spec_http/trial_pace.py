@@ -104,17 +104,20 @@ class TrialPace:
     async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
         """Wait until a call may be made; the answer that it is made beside, or None."""
         while (answer := await self._find_answer_or_idle_time()) is not None:
-            can_tell = answer.num_events >= _MIN_EVENTS and (self.has_seen_room or not self._calls)
-            if can_tell and self._may_hold_up(answer, num_tokens * (self._late_per_token_s or 0.0)):
+            if answer.num_events < _MIN_EVENTS or (self._calls and not self.has_seen_room):
+                await answer.wait_for_event()
+                continue
+            wait_s = self._estimate_wait_s(answer, num_tokens * (self._late_per_token_s or 0.0))
+            if wait_s <= 0.0:
                 break
-            await answer.wait_for_event()
+            await answer.wait_for_end(min(wait_s, _MAX_WAIT_S))  # not for each of its tokens
         return answer
 
-    def _may_hold_up(self, answer: _WatchedAnswer, seconds: float) -> bool:
-        """Whether that is little of this answer's time so far, or of all answers' and not too much of this one's."""
-        answer_s, late_s = now() - answer.opened_s, answer.late_s + seconds
-        is_little_of_all = self._late_s + seconds <= _MAX_LATE_OF_ALL * (self._answers_s + answer_s)
-        return late_s <= _MAX_LATE * answer_s or (is_little_of_all and late_s <= _MAX_LATE_AT_ONCE * answer_s)
+    def _estimate_wait_s(self, answer: _WatchedAnswer, seconds: float) -> float:
+        """How long until that is little of this answer's time, or of all answers' and not too much of this one's."""
+        late_s = answer.late_s + seconds
+        little_of_all_s = (self._late_s + seconds) / _MAX_LATE_OF_ALL - self._answers_s
+        return min(late_s / _MAX_LATE, max(little_of_all_s, late_s / _MAX_LATE_AT_ONCE)) - (now() - answer.opened_s)
 
     async def _find_answer_or_idle_time(self) -> _WatchedAnswer | None:
         """The active answer that wrote last; None once there was none for a second, so that none is expected soon."""
@@ -143,9 +146,8 @@ class _WatchedAnswer:
         self.num_events = 0
         self.late_s = 0.0  # through calls beside it
         self._first_s = self.opened_s
-        self._is_open = True
         self._closed_s = self.opened_s
-        self._changed = asyncio.Event()
+        self._changed, self._ended = asyncio.Event(), asyncio.Event()
 
     async def time_events(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
         async for event in events:
@@ -157,15 +159,18 @@ class _WatchedAnswer:
             yield event
 
     def close(self) -> None:
-        self._is_open, self._closed_s = False, now()
+        self._closed_s = now()
         self._changed.set()
+        self._ended.set()
 
     async def wait_for_event(self) -> None:
         """Wait for its next event, or its end, or a second: another answer may be livelier by then."""
         self._changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_MAX_WAIT_S):
-                await self._changed.wait()
+        await _wait_for(self._changed, _MAX_WAIT_S)
+
+    async def wait_for_end(self, seconds: float) -> None:
+        """Wait for its end, so many seconds at most."""
+        await _wait_for(self._ended, seconds)
 
     @property
     def step_s(self) -> float:
@@ -180,7 +185,13 @@ class _WatchedAnswer:
     @property
     def ended_s(self) -> float | None:
         """When it ended; None: it goes on."""
-        return None if self._is_open else self._closed_s
+        return self._closed_s if self._ended.is_set() else None
+
+
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class _CallBesideAnswer:
