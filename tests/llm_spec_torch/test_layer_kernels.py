@@ -24,8 +24,7 @@ from llm_spec_torch.network import (
     TransformerNetwork,
 )
 from torch.nn import functional
-
-from .triton_process import run_python
+from triton_process import run_python
 
 CAPACITY, VOCAB = 2100, 50
 

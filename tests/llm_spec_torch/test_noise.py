@@ -13,12 +13,11 @@ import torch
 from llm_spec_torch import noise
 from llm_spec_torch.noise import make_gumbel_tensor, make_uniform_tensor, split_seed_into_words
 from numpy.typing import NDArray
+from triton_process import run_python
 
 from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.noise import make_gumbel_noise as reference_gumbel
 from llm_spec.tokens.noise import make_uniform_noise as reference_uniform
-
-from .triton_process import run_python
 
 SEEDS = [0, 5, 2**32 + 7, 2**63, 2**64 - 3]
 POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])

@@ -11,8 +11,9 @@ __all__ = ["run_python"]
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> None:
-    """Run code that may import this folder's modules; what it raises is this test's error."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    """Run code that may import the modules of `llm_spec_torch`'s tests; what it raises is this test's error."""
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here / "llm_spec_torch"), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
         check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment},
