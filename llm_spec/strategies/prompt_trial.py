@@ -50,7 +50,7 @@ class PromptTrial:
     def begin(self, num_tokens: int, allowance_s: float, stream_last_s: float, step_s: float) -> int | None:
         """How many of a prompt's tokens are to be read now; None: none.
 
-        `stream_last_s`: when the stream wrote its last token; `step_s`: as of `may_read`.
+        `stream_last_s`: when the stream wrote its last token; `step_s`: see `may_read`.
         """
         if self.is_running or self.may_read(num_tokens, allowance_s, step_s) or allowance_s <= 0.0:
             return None

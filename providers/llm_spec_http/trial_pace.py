@@ -146,7 +146,7 @@ class _WatchedAnswer:
         self.num_events = 0
         self.late_s = 0.0  # through calls beside it
         self._first_s = self.opened_s
-        self._closed_s = self.opened_s
+        self.ended_s: float | None = None  # while it goes on
         self._changed, self._ended = asyncio.Event(), asyncio.Event()
 
     async def time_events(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
@@ -159,7 +159,7 @@ class _WatchedAnswer:
             yield event
 
     def close(self) -> None:
-        self._closed_s = now()
+        self.ended_s = now()
         self._changed.set()
         self._ended.set()
 
@@ -181,11 +181,6 @@ class _WatchedAnswer:
     def first_wait_s(self) -> float:
         """Seconds until its first event."""
         return self._first_s - self.opened_s
-
-    @property
-    def ended_s(self) -> float | None:
-        """When it ended; None: it goes on."""
-        return self._closed_s if self._ended.is_set() else None
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:

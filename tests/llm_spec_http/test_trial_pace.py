@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
@@ -269,3 +270,29 @@ async def test_only_answers_that_may_pace_a_trial_are_watched() -> None:
                 assert watched == []
         finally:
             await provider.aclose()
+
+
+def test_a_call_that_waits_does_not_wake_for_each_token() -> None:
+    """A client's time is taken from a server on the same machine."""
+    num_looks = 0
+
+    class Noting(TrialPace):
+        async def _find_answer_or_idle_time(self) -> Any:
+            nonlocal num_looks
+            num_looks += 1
+            return await super()._find_answer_or_idle_time()
+
+    async def run() -> None:
+        server, pace = Server(400, 0.05), Noting()
+        async with pace.watch(server.open_answer()) as events:
+            calls = asyncio.create_task(make_calls(server, pace))
+            async for _ in events:
+                pass
+        await calls
+
+    async def make_calls(server: Server, pace: TrialPace) -> None:
+        for size in (10, 15):  # the second waits until .5 s for the first and .75 s for itself are little
+            await pace.run_call(size, lambda size=size: server.read(size))
+
+    run_virtual(run())
+    assert num_looks <= 30

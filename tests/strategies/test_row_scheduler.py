@@ -158,6 +158,16 @@ def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
     assert (decision.num_trial_tokens, decision.calls) == (14, [])
 
 
+@pytest.mark.parametrize(("late_s", "is_read"), [(0.06, True), (0.07, False)])
+def test_a_prompt_is_read_that_is_expected_to_cost_half_of_what_may_be_lost(late_s: float, *, is_read: bool) -> None:
+    """Half of 128 ms, since the estimate may be too low."""
+    run = Run(paced(calls=False))
+    run.scheduler.num_prompt_tokens = 150
+    run.stats.rows.reading.add(156, late_s)
+    run.stream(6)
+    assert [call.num_rows for call in run.decide().calls] == ([1] if is_read else [])
+
+
 def test_a_longer_trial_costs_what_may_be_lost() -> None:
     """It is lengthened from what is known, before all of the prompt is read."""
     run = prompted(late_s=0.02)
