@@ -464,16 +464,17 @@ class RowScheduler:
     def _limit_rows_beside_stream(self, now_s: float) -> int:
         """Rows that may be sent besides those under way.
 
-        They are expected to cost half of what may be lost at most; a single one may cost all of it. They are at most
-        twice as many as were measured.
+        They are at most twice as many as showed what they cost (while none has, twice the most that were answered), and
+        are expected to cost half of what may be lost at most; a single one may cost all of it.
         """
-        known = self._rows.lateness
-        row_late_s = known.estimate_late_s(1, self._pair_stats.target_token_s)
-        if self.stream_at is None or not row_late_s:
+        if self.stream_at is None:
             return _MAX_AHEAD
-        allowance_s = self._estimate_allowance(now_s)
-        least = 1 if row_late_s <= allowance_s else 0
-        num_rows = min(max(least, int(_TRIAL_SHARE * allowance_s / row_late_s)), 2 * known.amount)
+        known = self._rows.lateness
+        num_rows = max(1, 2 * (known.amount or self._rows.max_rows))
+        if row_late_s := known.estimate_late_s(1, self._pair_stats.target_token_s):
+            allowance_s = self._estimate_allowance(now_s)
+            least = 1 if row_late_s <= allowance_s else 0
+            num_rows = min(num_rows, max(least, int(_TRIAL_SHARE * allowance_s / row_late_s)))
         return num_rows - self._count_rows_under_way()
 
     def _count_rows_under_way(self) -> int:

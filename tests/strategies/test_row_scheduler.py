@@ -203,6 +203,16 @@ def test_rows_are_sent_beside_a_stream_as_far_as_it_may_be_late() -> None:
     assert sum(call.num_rows for call in run.calls[1:]) == 3
 
 
+def test_two_rows_may_follow_one_before_the_stream_shows_what_it_cost() -> None:
+    """Its answer may come before the stream's next token."""
+    run = Run(paced(calls=False), is_cache_shared=True)
+    run.stream(6)
+    run.decide()
+    run.answer(run.calls[0])
+    run.decide()
+    assert [call.num_rows for call in run.calls] == [1, 2]
+
+
 def test_rows_that_cost_the_stream_nothing_are_followed_by_twice_as_many() -> None:
     """What one costs may not show, and what six cost may be a tenth of an answer."""
     run = after_first_row(late_s=0.0)
