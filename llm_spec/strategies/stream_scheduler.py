@@ -147,10 +147,10 @@ class StreamScheduler:
 
         `is_cut`: it has ended, and would have gone on.
         """
-        num_tokens = min(self.max_useful_draft_tokens, max_tokens)
         chain, tail = self._chain, self._chain.last_stream
         if self.is_off or not (chain.is_draft_wrong or (has_ended and not self._costs.is_at_end)):
             return None
+        num_tokens = min(self.max_useful_draft_tokens, max_tokens)
         if not chain.is_draft_wrong and is_cut:
             if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * num_tokens:
                 return None

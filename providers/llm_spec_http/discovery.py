@@ -1,8 +1,8 @@
 """Finding out what a server really does: a field that it ignores silently is as bad as a call that it lacks.
 
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
-again after a while where the answer was no: servers are updated, and others take their place behind one address. They
-are made a few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
+again after a while where the answer was no: servers are updated, and others take their place behind one address. Where
+a check failed for a passing reason (a server that is still loading its model), it is made again soon. They are made a few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = ["ServerFeatures", "forget_all_server_findings"]
 
 _FIRST_PAUSE_S: Final = 60.0  # until a feature that was not there is tried again; twice as long each time …
 _LAST_PAUSE_S: Final = 3600.0
+_PAUSE_AFTER_FAILURE_S: Final = 2.0  # the first one where the server could not answer, which says nothing of the feature
 
 _MAX_SERVERS: Final = 1024  # that a process remembers
 
@@ -48,7 +49,7 @@ _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
 T = TypeVar("T")
-Check: TypeAlias = Callable[[], Awaitable[bool]]
+Check: TypeAlias = Callable[[], Awaitable[bool | None]]  # None: it failed for a passing reason
 _TextAndIds: TypeAlias = tuple[str, list[int]]
 _EventStream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
 
@@ -342,11 +343,11 @@ class _FeatureProbe:
             finding.found_at_s is None or now() - finding.found_at_s >= finding.pause_s
         )
 
-    def _set_finding(self, *, is_supported: bool) -> None:
+    def _set_finding(self, *, is_supported: bool, first_pause_s: float = _FIRST_PAUSE_S) -> None:
         finding = self._finding
         finding.is_supported, finding.found_at_s = is_supported, now()
         if not is_supported:
-            finding.pause_s = min(max(_FIRST_PAUSE_S, 2 * finding.pause_s), _LAST_PAUSE_S)
+            finding.pause_s = min(max(first_pause_s, 2 * finding.pause_s), _LAST_PAUSE_S)
 
     async def _run_check_and_set_finding(self, check: Check) -> None:
         """Try it, unless a provider of the same server does: then what that finds out is known here as well."""
@@ -357,7 +358,9 @@ class _FeatureProbe:
                 return
         finding.trial = asyncio.current_task()
         try:
-            self._set_finding(is_supported=await check())
+            passes = await check()
+            first_pause_s = _PAUSE_AFTER_FAILURE_S if passes is None else _FIRST_PAUSE_S
+            self._set_finding(is_supported=bool(passes), first_pause_s=first_pause_s)
         finally:
             finding.trial = None
 
@@ -396,10 +399,14 @@ def _find_running_trial(finding: _FeatureFinding) -> asyncio.Task[Any] | None:
     return trial if is_here else None
 
 
-async def _passes_check(check: Awaitable[bool]) -> bool:
-    """Whether a check says so; whatever the server does instead, and however long a call takes, is a no."""
+async def _passes_check(check: Awaitable[bool]) -> bool | None:
+    """Whether a check says so; whatever the server does instead is a no. None: it cannot answer now."""
     try:
         return await check
+    except TransientError:
+        return None
+    except ExceptionGroup as errors:
+        return None if errors.split(TransientError)[1] is None else False
     except Exception:  # noqa: BLE001 - as above
         return False
 
@@ -419,8 +426,8 @@ class _TokenIdTrial:
         self._pace = pace
         self._cached_results: dict[str, Any] = {}
 
-    async def run_to_end(self) -> bool:
-        """Whether it works; what was kept of the calls is of no use then."""
+    async def run_to_end(self) -> bool | None:
+        """Whether it works (None: the server cannot answer now); what was kept of the calls is of no use then."""
         works = await _passes_check(self._check_token_id_support())
         self._cached_results.clear()
         return works

@@ -474,11 +474,13 @@ async def is_tried(server: ScriptedModelServer, provider: HttpProvider) -> bool:
     return len(server.paths) > before
 
 
-async def pause_until_tried(clock: Clock, server: ScriptedModelServer, provider: HttpProvider) -> float:
-    """Seconds until the provider tries again, to the nearest ten."""
+async def pause_until_tried(
+    clock: Clock, server: ScriptedModelServer, provider: HttpProvider, *, step_s: float = 10.0
+) -> float:
+    """Seconds until the provider tries again, to the nearest step."""
     since_s = clock.now_s
     while not await is_tried(server, provider):
-        clock.now_s += 10.0
+        clock.now_s += step_s
         assert clock.now_s - since_s < 4000
     return clock.now_s - since_s
 
@@ -498,6 +500,28 @@ async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
         assert provider.capabilities.token_endpoint is not None
         clock.now_s += 10_000.0
         assert not await is_tried(server, provider)
+
+
+async def test_a_server_that_still_loads_its_model_is_tried_again_soon(clock: Clock) -> None:
+    """A 503 says nothing of what it can do; it is tried after as long as it has failed, and no longer."""
+    loading = ServerFaults(status=503)
+    async with ScriptedModelServer(ANSWER, faults=loading) as server, opened(server) as provider:
+        assert await is_tried(server, provider)
+        assert [await pause_until_tried(clock, server, provider, step_s=1.0) for _ in range(4)] == [2, 4, 8, 16]
+        server.faults = ServerFaults()
+        assert provider.capabilities.token_endpoint is None
+        assert await pause_until_tried(clock, server, provider, step_s=1.0) == 32
+        assert provider.capabilities.token_endpoint is not None
+
+
+async def test_what_such_a_server_cannot_is_known_for_longer(clock: Clock) -> None:
+    """Once it has answered that it has no such call."""
+    loading = ServerFaults(status=503)
+    async with ScriptedModelServer(ANSWER, faults=loading) as server, opened(server) as provider:
+        await provider.discover("token_endpoint")
+        server.faults = MISSING
+        assert await pause_until_tried(clock, server, provider, step_s=1.0) == 2
+        assert await pause_until_tried(clock, server, provider) == 60
 
 
 async def test_an_answer_beside_a_trial_that_is_repeated_paces_it(clock: Clock) -> None:
