@@ -2,7 +2,8 @@
 
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
 again after a while where the answer was no: servers are updated, and others take their place behind one address. Where
-a check failed for a passing reason (a server that is still loading its model), it is made again soon. They are made a few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
+a check failed for a passing reason (a server that is still loading its model), it is made again soon. Checks are made a
+few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["ServerFeatures", "forget_all_server_findings"]
 
 _FIRST_PAUSE_S: Final = 60.0  # until a feature that was not there is tried again; twice as long each time …
 _LAST_PAUSE_S: Final = 3600.0
-_PAUSE_AFTER_FAILURE_S: Final = 2.0  # the first one where the server could not answer, which says nothing of the feature
+_PAUSE_AFTER_FAILURE_S: Final = 2.0  # the first one where the server could not answer
 
 _MAX_SERVERS: Final = 1024  # that a process remembers
 
