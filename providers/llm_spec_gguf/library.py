@@ -146,6 +146,9 @@ class LlamaContext:
             token=self._token_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             logits=self._is_output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
+        self._decode = partial(llama.llama_decode, self._pointer, self._batch)
+        self._logits_address = 0
+        self._logits_by_num_rows: dict[int, NDArray[np.float32]] = {}
 
     def read(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
         """Append at most PREFILL_CHUNK_TOKENS tokens; the logits after the last `num_rows`, valid until the next call.
@@ -157,12 +160,21 @@ class LlamaContext:
         self._is_output[:count] = 0
         self._is_output[count - num_rows : count] = 1
         self._batch.n_tokens = count
-        status = run_pass(partial(llama.llama_decode, self._pointer, self._batch), num_threads=self._threads)
+        status = run_pass(self._decode, num_threads=self._threads)
         if status != 0:
             raise TargetError(f"llama.cpp could not read {count} tokens (llama_decode returned {status})")
-        logits: NDArray[np.float32] = np.ctypeslib.as_array(
-            llama.llama_get_logits(self._pointer), (num_rows, self._model.vocab_size)
-        )
+        return self._view_logits(num_rows)
+
+    def _view_logits(self, num_rows: int) -> NDArray[np.float32]:
+        """The rows that llama.cpp has written: at one place, until a pass needs a larger one."""
+        pointer = llama.llama_get_logits(self._pointer)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_address:
+            self._logits_address, self._logits_by_num_rows = address, {}
+        logits = self._logits_by_num_rows.get(num_rows)
+        if logits is None:
+            logits = np.ctypeslib.as_array(pointer, (num_rows, self._model.vocab_size))
+            self._logits_by_num_rows[num_rows] = logits
         return logits
 
     def forget_from(self, length: int) -> None:
