@@ -147,8 +147,7 @@ class _Race:
         self._fallback: Fallback | None = None
         self._has_reported_fallback = False
         self._num_expected_characters = 0  # characters of the draft's text that the chain knows …
-        self._num_seen_draft_characters = 0  # … and that it was woken up for, …
-        self._num_draft_characters_per_stream = 0  # … which is done whenever there are so many more
+        self._num_seen_draft_characters = 0  # … and that it was woken up for
         self._num_shown = 0  # characters of the answer …
         self._num_reported = 0  # … and tokens of its rounds
 
@@ -360,8 +359,8 @@ class _Race:
     def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""
         feed = self._background_draft
-        num_new = len(feed.text) - self._num_seen_draft_characters
-        if feed.ended or feed.failure is not None or num_new >= self._num_draft_characters_per_stream:
+        num_needed = _CHARACTERS_PER_TOKEN * self._scheduler.num_tokens_between_streams
+        if feed.ended or feed.failure is not None or len(feed.text) >= self._num_seen_draft_characters + num_needed:
             self._num_seen_draft_characters = len(feed.text)
             self._changed.set()
 
@@ -442,7 +441,6 @@ class _Race:
 
     def _restart_draft_at_answer(self, request: DraftRequest) -> None:
         self._num_expected_characters = self._num_seen_draft_characters = 0
-        self._num_draft_characters_per_stream = _CHARACTERS_PER_TOKEN * self._scheduler.num_tokens_between_streams
         self._background_draft.restart(request.answer, request.num_tokens)
 
     def _report_what_became_of_streams(self) -> Iterator[TargetStreamReport]:

@@ -1,7 +1,7 @@
 """Finding out what a server really does: a field that it ignores silently is as bad as a call that it lacks.
 
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
-again after a while where the answer was no: servers are updated, and others take their place behind one address. Where
+again after a while where the answer was no: servers are updated, and others take their place at the same address. Where
 a check failed for a passing reason (a server that is still loading its model), it is made again soon. Checks are made a
 few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
 """

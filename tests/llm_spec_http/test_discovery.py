@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.discovery import forget_all_server_findings
+from llm_spec_http.discovery import _passes_check, forget_all_server_findings
 
 from llm_spec import (
     ChatRequest,
@@ -522,6 +522,17 @@ async def test_what_such_a_server_cannot_is_known_for_longer(clock: Clock) -> No
         server.faults = MISSING
         assert await pause_until_tried(clock, server, provider, step_s=1.0) == 2
         assert await pause_until_tried(clock, server, provider) == 60
+
+
+@pytest.mark.parametrize("also_fails", [False, True])
+async def test_calls_at_once_fail_for_a_passing_reason_if_all_of_them_do(*, also_fails: bool) -> None:
+    """Not where one of them has shown that the server cannot."""
+    errors = [TransientError("loading"), *([TargetError("no such call")] if also_fails else [])]
+
+    async def check() -> bool:
+        raise ExceptionGroup("of a trial", [ExceptionGroup("of its batch", errors)])
+
+    assert await _passes_check(check()) is (False if also_fails else None)
 
 
 async def test_an_answer_beside_a_trial_that_is_repeated_paces_it(clock: Clock) -> None:
