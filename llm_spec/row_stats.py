@@ -40,6 +40,8 @@ _MIN_SECONDS: Final = 1e-9
 _MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
 _ASSUMED_ROW_SHARE: Final = 1 / 16  # of a call's time, that a row more is assumed to take before that was measured
 _MIN_LATE_STEPS: Final = 0.25  # of a stream, that work beside it is taken to cost at least
+_LATE_TRIALS: Final = 2  # in a row, after which a server is taken to have no room; one may be a hiccup
+_MAX_ANSWERS_WITHOUT_ROOM: Final = 64
 _NEW_SHARE: Final = 0.5  # of the newest figure among those of as much work
 _MAX_LOSS: Final = 0.02  # of the target's own time: what finding out that rows do not pay may cost …
 _EXPECTED_TOKENS: Final = 256  # … and as much of an answer of so many tokens, or of its limit, before there is one
@@ -174,6 +176,8 @@ class RowCallStats:
         self.second_tokens = SecondTokenStats()
         self.reading = LatenessStats()  # of tokens of a prompt …
         self.lateness = LatenessStats()  # … and of rows
+        self._num_late_trials = 0  # of rows beside a stream, in a row
+        self._room_expected_at = 0  # answers that have ended when rows are tried again as if there were room
         self._plain_s = 0.0  # of answers that have ended, …
         self._num_answers = 0  # … so many
         self._lost_s = 0.0
@@ -190,12 +194,35 @@ class RowCallStats:
 
     def estimate_call_s(self, num_rows: int = 1) -> float:
         """How long a call of so many rows takes beside no others."""
-        return self.call_s.base_s + (num_rows - 1) * self.call_s.per_token_s
+        return self.call_s.base_s + (num_rows - 1) * self.row_s
+
+    @property
+    def row_s(self) -> float:
+        """Seconds that a row more takes: as calls show it, or as a stream beside them does where there is no room."""
+        if self._num_answers >= self._room_expected_at or not self.lateness.amount:
+            return self.call_s.per_token_s
+        return max(self.call_s.per_token_s, self.lateness.late_s / self.lateness.amount)
+
+    def add_row_trial(self, late_s: float, step_s: float) -> None:
+        """A stream of a token each `step_s` was so late beside rows: after two such trials there is no room for them.
+
+        That is taken to hold for 2, 4, 8 … answers, `_MAX_ANSWERS_WITHOUT_ROOM` at most, and then tried with one row.
+        """
+        self._num_late_trials = self._num_late_trials + 1 if late_s > _MIN_LATE_STEPS * step_s else 0
+        self._room_expected_at = 0
+        if self.is_room_doubtful:
+            num_answers = min(_MAX_ANSWERS_WITHOUT_ROOM, 2 ** (self._num_late_trials - _LATE_TRIALS + 1))
+            self._room_expected_at = self._num_answers + num_answers
+
+    @property
+    def is_room_doubtful(self) -> bool:
+        """Whether the last rows beside a stream made it late, so that the next ones are a trial."""
+        return self._num_late_trials >= _LATE_TRIALS
 
     def estimate_cycle(self, covered: float, max_calls: int) -> RowCycle:
         """A cycle where `max_calls` may overlap, and a token is drafted rightly with probability `covered`."""
         run = expect_right_tokens(covered, _MAX_RUN)
-        call_s, row_s = self.estimate_call_s(), self.call_s.per_token_s
+        call_s, row_s = self.estimate_call_s(), self.row_s
         wait_s = call_s / (2 * max_calls)  # of a drafted token for the next call
         start_s = (self.draft_start_s.value or 0.0) + wait_s
         pace_s = max(self.draft_token_s, row_s)
@@ -215,7 +242,7 @@ class RowCallStats:
 
     def find_best_single_call(self, agreement: DraftAgreementStats, max_rows: int, assumed_call_s: float) -> SingleCall:
         """The best calls of at most `max_rows`, one after another; `assumed_call_s`: of a row that was not measured."""
-        call_s, row_s = self.call_s.base_s, self.call_s.per_token_s
+        call_s, row_s = self.call_s.base_s, self.row_s
         if not self.is_measured:
             call_s, row_s = assumed_call_s, assumed_call_s * _ASSUMED_ROW_SHARE
         covered = agreement.estimate_coverage_rate()

@@ -49,6 +49,36 @@ def test_what_a_row_takes_is_told_from_what_those_under_way_take() -> None:
     assert stats.estimate_call_s() == pytest.approx(0.045, rel=0.05)
 
 
+def test_rows_beside_which_a_stream_was_late_twice_take_what_it_was_late() -> None:
+    """Calls beside a stream have a row or two, and hardly show what one more takes. One late trial may be a hiccup."""
+    stats = measured()
+    stats.lateness.add(2, 1.6 * STEP_S)
+    for _ in range(2):
+        assert stats.row_s < 0.1 * STEP_S
+        assert not stats.is_room_doubtful
+        stats.add_row_trial(1.6 * STEP_S, STEP_S)
+    assert stats.row_s == pytest.approx(0.8 * STEP_S)
+    assert stats.is_room_doubtful
+    assert stats.estimate_speedup(agreeing(0.95), STEP_S, 4) < 1.08
+
+
+def test_a_server_without_room_is_tried_again_after_more_answers_each_time() -> None:
+    """A trial beside which the stream is in time shows room again, and rows take what their calls show."""
+    stats, pauses = measured(), list[int]()
+    stats.lateness.add(1, STEP_S)
+    for _ in range(10):
+        stats.add_row_trial(STEP_S, STEP_S)
+        pauses.append(0)
+        while stats.row_s > 0.5 * STEP_S:
+            stats.add_answer_time(1.0)
+            pauses[-1] += 1
+    assert pauses == [0, 2, 4, 8, 16, 32, 64, 64, 64, 64]
+    stats.add_row_trial(STEP_S, STEP_S)
+    stats.add_row_trial(0.1 * STEP_S, STEP_S)
+    assert not stats.is_room_doubtful
+    assert stats.row_s < 0.1 * STEP_S
+
+
 def test_a_cycle_is_longer_for_the_rows_that_are_under_way_in_it() -> None:
     """Tokens that are drafted every 5 ms, rows of 3 ms: while a call of 44 ms is longer by a row every 5 ms, 22 others
     are sent, and the last right token's call waits for those before it."""

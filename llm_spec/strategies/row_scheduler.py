@@ -415,7 +415,7 @@ class RowScheduler:
         if not (seconds and self._has_branches and self._rows.is_measured):
             return ()
         cycle = self._rows.estimate_cycle(self._agreement.estimate_coverage_rate(), self._max_calls)
-        least = max(_MIN_USE, self._rows.call_s.per_token_s * cycle.tokens / max(cycle.seconds, _MIN_SECONDS))
+        least = max(_MIN_USE, self._rows.row_s * cycle.tokens / max(cycle.seconds, _MIN_SECONDS))
         accepted = self._agreement.estimate_acceptance_rate()
         room = min(self._max_rows, 2 * self._rows.max_rows, self._limit_rows_beside_stream(now_s)) - (last - first + 1)
         lowest = 0 if self.stream_at is None else first - 1  # a stream has written those before it
@@ -454,23 +454,26 @@ class RowScheduler:
     def _limit_rows(self, first: int) -> int:
         """Rows that a call may have: at most twice as many as any before, and none that is hardly ever of use."""
         num_rows = min(self._max_rows, max(1, 2 * self._rows.max_rows))
-        accepted = self._agreement.estimate_acceptance_rate()
-        if not self._rows.is_measured or not 0.0 < accepted < 1.0:
+        if not self._rows.is_measured:
             return num_rows
-        least = max(_MIN_USE, self._rows.call_s.per_token_s / max(self._pair_stats.target_token_s, _MIN_SECONDS))
-        reach = math.log(min(1.0, least)) / math.log(accepted)
-        return min(num_rows, int(reach) - first + 1)
+        return min(num_rows, self._find_last_useful_position() - first + 1)
+
+    def _find_last_useful_position(self) -> int:
+        """The last position after the confirmed ones at which a row saves more time than it takes."""
+        accepted = self._agreement.estimate_acceptance_rate()
+        least = max(_MIN_USE, self._rows.row_s / max(self._pair_stats.target_token_s, _MIN_SECONDS))
+        return int(math.log(min(1.0, least)) / math.log(accepted)) if 0.0 < accepted < 1.0 else _MAX_AHEAD
 
     def _limit_rows_beside_stream(self, now_s: float) -> int:
         """Rows that may be sent besides those under way.
 
-        They are at most twice as many as showed what they cost (while none has, twice the most that were answered), and
-        are expected to cost half of what may be lost at most; a single one may cost all of it.
+        They are at most twice as many as showed what they cost (while none has, twice the most that were answered; one
+        where there was no room), and are expected to cost half of what may be lost at most; a single one may cost all.
         """
         if self.stream_at is None:
             return _MAX_AHEAD
         known = self._rows.lateness
-        num_rows = max(1, 2 * (known.amount or self._rows.max_rows))
+        num_rows = 1 if self._rows.is_room_doubtful else max(1, 2 * (known.amount or self._rows.max_rows))
         if row_late_s := known.estimate_late_s(1, self._pair_stats.target_token_s):
             allowance_s = self._estimate_allowance(now_s)
             least = 1 if row_late_s <= allowance_s else 0
@@ -503,11 +506,8 @@ class RowScheduler:
             return self._should_try_first_row(now_s)
         if first > num_drafted or not self._can_stake(now_s):
             return False
-        gain_s = (
-            self._estimate_run_of_right_tokens(num_drafted) + 1.0 - first - _MIN_LEAD
-        ) * self._pair_stats.target_token_s
         least_s = 0.0 if self._is_greedy else self._get_first_token_s()
-        return self._estimate_speedup_of_rows() >= _MIN_SPEEDUP or gain_s > least_s
+        return self._estimate_speedup_of_rows() >= _MIN_SPEEDUP or self._estimate_gain_s(first) > least_s
 
     def _can_stake(self, now_s: float) -> bool:
         """Whether what is lost where rows are of no use is little: of sampled text they end the stream, at a price."""
@@ -653,6 +653,12 @@ class RowScheduler:
         """How many of the next drafted tokens are right, on average, before one is wrong."""
         return expect_right_tokens(self._agreement.estimate_acceptance_rate(), num_drafted)
 
+    def _estimate_gain_s(self, first: int) -> float:
+        """How much earlier the answer is by rows from position `first` on, once, for the present draft."""
+        num_rows = min(len(self.draft.ids), self._find_last_useful_position()) - first + 1
+        num_ahead = self._estimate_run_of_right_tokens(first + num_rows - 1) + 1.0 - first - _MIN_LEAD
+        return num_ahead * self._pair_stats.target_token_s - (num_rows - 1) * self._rows.row_s
+
     def _charge_phase_of_rows(self, now_s: float, first_s: float = 0.0) -> None:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""
         gained_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s
@@ -665,8 +671,10 @@ class RowScheduler:
         token_s = self._pair_stats.target_token_s
         gap_s = now_s - self._stream_last_s
         self.budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
-        if self._row_trial is not None and self._row_trial.add_streamed(num_tokens, now_s, token_s) is not None:
+        late_s = None if self._row_trial is None else self._row_trial.add_streamed(num_tokens, now_s, token_s)
+        if late_s is not None:
             self._row_trial = None
+            self._rows.add_row_trial(late_s, token_s)
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or not self.budget.add_late_tokens(num_tokens, gap_s):

@@ -235,6 +235,33 @@ def test_a_row_is_sent_that_takes_more_than_half_of_what_may_be_lost() -> None:
     assert run.stats.rows.lateness.late_s == pytest.approx(0.03)
 
 
+def test_a_server_that_had_no_room_is_tried_again_with_one_row() -> None:
+    """What two rows cost was measured, and little is lost so far: without a late trial, four would be sent."""
+    for num_late, num_rows in ((0, 4), (2, 1)):
+        run = Run(paced())
+        run.stats.rows.lateness.add(2, 0.5 * STEP_S)
+        for _ in range(num_late):
+            run.stats.rows.add_row_trial(0.5 * STEP_S, STEP_S)
+        for _ in range(200):  # answers
+            run.stats.rows.add_answer_time(10.0)
+        run.stream(6)
+        run.decide()
+        assert sum(call.num_rows for call in run.calls) == num_rows
+
+
+def test_rows_that_take_as_long_as_what_they_save_are_not_begun() -> None:
+    """Ten drafted tokens are right nearly always, and each row takes 0.9 steps: the call is over after the stream."""
+    for row_s, num_calls in ((0.02 * STEP_S, 1), (0.9 * STEP_S, 0)):
+        stats = paced(calls=False, agreement=0.98)
+        for _ in range(20):
+            for num_rows in (1, 2, 4, 8):
+                stats.rows.add_call_time(num_rows, 0.06 + row_s * (num_rows - 1))
+        run = Run(stats, num_drafted=10)
+        run.stream(6)
+        run.decide()
+        assert min(1, len(run.calls)) == num_calls
+
+
 def test_no_row_is_sent_where_one_takes_more_than_may_be_lost() -> None:
     """Not in this answer; a later one may lose more."""
     run = after_first_row(late_s=0.1)
