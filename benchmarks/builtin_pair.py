@@ -116,10 +116,10 @@ def make_contenders(watch: Stopwatch, threads: int) -> tuple[dict[str, Speculati
     target = TimedProvider(open_provider(spec).capabilities.token_model, watch)
     model = ProviderDraft(TimedProvider(open_provider("builtin:draft").capabilities.token_model, watch))
     at_rest_mb = measure_resident_mb()
-    draft = CascadeDraft(PromptLookup(), model)  # as `lookup+builtin:draft` makes it
     fastest = TimedProvider(open_provider(f"{spec}&exact=false").capabilities.token_model, watch)
 
-    def make_speculative(lookahead: LookaheadPolicy, draft: DraftProvider = draft) -> SpeculativeDecoder:
+    def make_speculative(lookahead: LookaheadPolicy, draft: DraftProvider | None = None) -> SpeculativeDecoder:
+        draft = draft or CascadeDraft(PromptLookup(), model)  # one each, since it learns; as `lookup+builtin:draft` is
         return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
 
     decoders = {

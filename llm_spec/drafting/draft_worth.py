@@ -1,8 +1,9 @@
 """Whether a draft that takes time is worth it, from turn to turn and from answer to answer.
 
 A draft has an account in plain steps of the target. Its turns add to it what they win and take from it what they lose,
-reading the prompt included. Each round adds a little, so that a draft that was left out is tried again. So what all of
-its trials lose is bounded: by what the account holds at first, a small part of the rounds, and what one turn overdraws.
+reading the prompt included. Each round adds a little, so that a draft that was left out is tried again, soon if it has
+won more than the account holds. So what all of its trials lose is bounded: by what the account holds at first, a small
+part of the rounds, what was won before, and what one turn overdraws.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from llm_spec.tokens.statistics import AcceptanceEstimate, RobustTokenCostAverag
 __all__ = ["DraftWorth"]
 
 _FIRST_CREDIT: Final = 2.0  # plain steps that it may lose before it has won any
-_MAX_CREDIT: Final = 4.0  # the same, whatever it has won
+_MAX_CREDIT: Final = 4.0  # the same, whatever it has won: the rest, …
+_MAX_SAVINGS: Final = 64.0  # … up to so many steps, …
+_SAVINGS_SHARE: Final = 0.1  # … pays for trials, a part of a step in each round, where it is left out by bad luck
 _TRIAL_CREDIT: Final = 1.0  # plain steps that a trial needs, beside what reading takes
 _TRIAL_SHARE: Final = 0.03  # of a plain step that each round adds; half of that each time that it is left out, …
 _LEAST_TRIAL_SHARE: Final = 0.004  # … but at least so much
 _MAX_SURPRISE: Final = 4.0  # plain steps that a turn is charged at most, unless twice as much was expected: a hiccup
-_KEEP: Final = 0.85  # of what a turn wins, from one to the next
+_KEEP: Final = 0.9  # of what a turn wins, from one to the next
 _PRIOR_ACCEPTANCE: Final = 0.5
 _PRIOR_WEIGHT: Final = 4.0  # tokens
 _ACCEPTANCE_HALF_LIFE: Final = 48.0  # judged tokens
@@ -36,9 +39,9 @@ class DraftWorth:
     """One draft's account: of an answer that is being written, or as the last one left it.
 
     Before its first turn of an answer the draft has to read the prompt. It does so when its credit has room for that,
-    or as many turns as it could have had would have won what reading takes: as the answer's length is not known, it is
-    taken to be half over at any time. It is left out once its credit is used up and it has not won of late, until there
-    is room for another trial and for reading what it has missed.
+    or, without debts, as many turns as it could have had would have won what reading takes: as the answer's length is
+    not known, it is taken to be half over at any time. It is left out once its credit is used up and it has not won of
+    late, until there is room for another trial and for reading what it has missed.
     """
 
     def __init__(self) -> None:
@@ -46,10 +49,12 @@ class DraftWorth:
         self._acceptance = AcceptanceEstimate(
             half_life=_ACCEPTANCE_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_WEIGHT
         )
-        self._token_s = RobustTokenCostAverage(half_life=_TOKEN_COST_HALF_LIFE)
+        self._first_token_s = RobustTokenCostAverage(half_life=_TOKEN_COST_HALF_LIFE)  # of a turn, and …
+        self._token_s = RobustTokenCostAverage(half_life=_TOKEN_COST_HALF_LIFE)  # … of each after it
         self._reading_steps = RobustTokenCostAverage(half_life=_READING_COST_HALF_LIFE)  # of a token
         self._gain = 0.0  # plain steps that a turn has won, of late
         self._credit = _FIRST_CREDIT
+        self._savings = 0.0
         self._trial_share = _TRIAL_SHARE
         self._is_left_out = False
         self.begin_answer()
@@ -57,20 +62,26 @@ class DraftWorth:
     def begin_answer(self) -> None:
         """Nothing is read yet."""
         self._num_waiting = 0  # turns that it could have had, but for reading
-        self._has_read = False
+        self._num_read = 0  # tokens of the context, at its last turn
         self._begin_turn(0)
 
     def take_turn(self, num_context: int) -> bool:
         """Whether it may draft in this round, in which those before it do not; the context has so many tokens."""
-        has_to_read = self._is_left_out or not self._has_read
-        reading_steps = num_context * self._reading_cost if has_to_read else 0.0
+        has_to_read = self._is_left_out or not self._num_read
+        num_to_read = num_context - self._num_read if has_to_read else 0
+        reading_steps = num_to_read * self._reading_cost
         needed = reading_steps + (_TRIAL_CREDIT if self._is_left_out else 0.0)
         self._add_credit(self._trial_share, most=max(needed, _FIRST_CREDIT))
-        if has_to_read and needed > self._credit + max(self._gain, 0.0) * self._num_waiting:
+        if self._is_left_out and self._credit > -_MAX_CREDIT:  # reading a long prompt for nothing is no bad luck
+            spent = min(self._savings, _SAVINGS_SHARE)
+            self._savings -= spent
+            self._credit += spent
+        expected = max(self._gain, 0.0) * self._num_waiting if self._credit >= 0.0 else 0.0
+        if has_to_read and needed > self._credit + expected:
             self._num_waiting += 1
             return False
-        self._is_left_out, self._has_read = False, True
-        self._begin_turn(num_context if has_to_read else 0)
+        self._is_left_out, self._num_read = False, num_context
+        self._begin_turn(num_to_read)
         return True
 
     def draft_while_it_pays(self, guesses: Iterator[DraftToken], step_s: float | None) -> Iterator[DraftToken]:
@@ -81,7 +92,7 @@ class DraftWorth:
             for token in guesses:
                 self._add_token(perf_counter() - started_s)
                 yield token
-                token_s, rate = self._token_s.value, self._acceptance.rate
+                token_s, rate = self._estimate_later_token_s(), self._acceptance.rate
                 confidence = get_confidence_before_sampling(token)
                 survival *= rate if confidence is None else (rate + confidence) / 2.0
                 if step_s is None or (token_s is not None and survival * rate * step_s < token_s):
@@ -108,7 +119,9 @@ class DraftWorth:
         """Charge what the turn took, and decide whether the draft is left out."""
         reading_s = self._learn_reading_cost(step_s)
         most = max(_MAX_SURPRISE, 2.0 * self._estimate_turn_steps(step_s))
-        self._add_credit(max((won_s - self.turn_s) / step_s, -most))
+        won = max((won_s - self.turn_s) / step_s, -most)
+        self._savings = min(_MAX_SAVINGS, self._savings + max(0.0, min(won, self._credit + won - _MAX_CREDIT)))
+        self._add_credit(won)
         gain = max((won_s - (self.turn_s - reading_s)) / step_s, -most)
         self._gain = _KEEP * self._gain + (1.0 - _KEEP) * gain
         if self._credit >= _FIRST_CREDIT:
@@ -129,10 +142,12 @@ class DraftWorth:
         self._num_to_read = num_to_read  # tokens before the first that is drafted
 
     def _add_token(self, seconds: float) -> None:
-        if not self._num_tokens:
-            self._first_s = seconds
-        if self._num_tokens or not self._num_to_read:
+        if self._num_tokens:
             self._token_s.update(1, seconds)
+        else:
+            self._first_s = seconds
+            if not self._num_to_read:
+                self._first_token_s.update(1, seconds)
         self._num_tokens += 1
         self.turn_s += seconds
 
@@ -140,13 +155,26 @@ class DraftWorth:
         """Seconds of the turn in which the draft read, not wrote."""
         if not self._num_to_read:
             return 0.0
-        reading_s = max(self._first_s - (self._token_s.value or 0.0), 0.0)
-        if self._num_tokens and self._token_s.value is not None:
+        usual_s = self._estimate_first_token_s()
+        reading_s = max(self._first_s - (usual_s or 0.0), 0.0)
+        if self._num_tokens and usual_s is not None:
             self._reading_steps.update(self._num_to_read, reading_s / step_s)
         return reading_s
 
+    def _estimate_first_token_s(self) -> float | None:
+        """Of a turn that has nothing to read; None: no token was timed that shows it."""
+        first_s = self._first_token_s.value
+        return self._token_s.value if first_s is None else first_s
+
+    def _estimate_later_token_s(self) -> float | None:
+        """Of each token after it."""
+        later_s = self._token_s.value
+        return self._first_token_s.value if later_s is None else later_s
+
     def _estimate_turn_steps(self, step_s: float) -> float:
-        return self._num_to_read * self._reading_cost + self._num_tokens * (self._token_s.value or 0.0) / step_s
+        first_s = self._estimate_first_token_s() or 0.0
+        later_s = max(0, self._num_tokens - 1) * (self._estimate_later_token_s() or 0.0)
+        return self._num_to_read * self._reading_cost + (min(1, self._num_tokens) * first_s + later_s) / step_s
 
     def _add_credit(self, num_steps: float, *, most: float = _MAX_CREDIT) -> None:
         self._credit = min(self._credit + num_steps, max(most, self._credit))

@@ -2,7 +2,7 @@
 
 `CostAware`, the default, drafts one token more while that buys tokens at a better price than the rest of the round:
 
-    survival * acceptance >= rate * (draft cost + marginal verify cost)
+    survival * acceptance >= rate * (marginal draft cost + marginal verify cost)
 
 survival: the probability that every token drafted so far is accepted. rate: tokens per second at the best lookahead,
 0 included, by the current estimates. With constant acceptance this is the exact optimum: a round of g tokens emits
@@ -35,8 +35,8 @@ from llm_spec.tokens.calibration import (
 )
 from llm_spec.tokens.statistics import (
     ExponentialMovingAverage,
+    ForwardCostLine,
     PassCostEstimate,
-    RobustTokenCostAverage,
 )
 
 __all__ = [
@@ -240,6 +240,7 @@ class _EwmaController(_FixedController):
 # ---------------------------------------------------------------------------------------- cost aware
 
 _COST_HALF_LIFE = 64.0  # rounds
+_DRAFT_PRIOR_WEIGHT = 0.05  # drafts of nine tokens
 _COST_MEMORY = 4.0  # requests after which what one of them has measured counts half
 _MAX_REQUESTS_WITHOUT = 16  # that verify no draft, for what passes of several tokens cost; then that is forgotten
 _FIRST_PAUSE = 8  # plain steps before speculation is tried again; twice as many each time that it fails
@@ -267,7 +268,8 @@ class CostAware:
 
     prior_acceptance, prior_draft_cost, prior_verify_cost, prior_wide_cost: what is believed before the first round.
     Costs are in plain steps of the target: of drafting a token, of verifying one token more, and what a pass of several
-    takes longer however many they are; that may be below 0, but two take no less time than one. From a decoder's second
+    takes longer however many they are; that may be below 0, but two take no less time than one. prior_draft_start: what
+    a draft takes beside its tokens, for reading what was confirmed since its last one. From a decoder's second
     request on they are what its earlier ones measured, and before what the target measured when it was loaded.
     verify_deviations: how far passes of 2, 3, … tokens are above the line that these draw (`PassCosts.deviations`).
     half_life: judged tokens after which a token's weight in the acceptance has halved.
@@ -278,6 +280,7 @@ class CostAware:
     half_life: float = 48.0
     prior_acceptance: float = 0.7
     prior_draft_cost: float = 0.1
+    prior_draft_start: float = 0.0
     prior_verify_cost: float = 0.0625
     prior_wide_cost: float = 0.0
     verify_deviations: tuple[float, ...] = ()
@@ -288,6 +291,7 @@ class CostAware:
         check_number(ConfigError, "half_life", self.half_life, 0.0, above=True)
         check_number(ConfigError, "prior_acceptance", self.prior_acceptance, 0.0, 1.0)
         check_number(ConfigError, "prior_draft_cost", self.prior_draft_cost, 0.0)
+        check_number(ConfigError, "prior_draft_start", self.prior_draft_start, 0.0)
         check_number(ConfigError, "prior_verify_cost", self.prior_verify_cost, 0.0)
         check_number(ConfigError, "prior_wide_cost", self.prior_wide_cost, -self.prior_verify_cost)
         if len(self.prior_records) not in {0, NUM_CONFIDENCE_RANGES}:
@@ -310,7 +314,13 @@ class _CostAwareController:
         self._tokens = ConfidenceCalibration(
             half_life=policy.half_life, prior=policy.prior_acceptance, records=policy.prior_records
         )
-        self._draft = RobustTokenCostAverage(half_life=_COST_HALF_LIFE)
+        first_cost = policy.prior_draft_start + policy.prior_draft_cost
+        self._draft_s = ForwardCostLine(
+            half_life=_COST_HALF_LIFE,
+            prior_ratio=1.0 + 8.0 * policy.prior_draft_cost / first_cost if first_cost else 9.0,
+            prior_weight=_DRAFT_PRIOR_WEIGHT,
+        )
+        self._is_draft_measured = False
         self._passes = PassCostEstimate(
             half_life=_COST_HALF_LIFE,
             prior_wide_cost=policy.prior_wide_cost,
@@ -338,7 +348,7 @@ class _CostAwareController:
             return False
         if self._is_trial_due:
             return True
-        price = self._rate * (self._estimate_draft_cost() + self._passes.estimate_token_s(len(confidences)))
+        price = self._rate * (self._draft_token_s + self._passes.estimate_token_s(len(confidences)))
         return self._tokens.rate * self._tokens.estimate_survivals(confidences)[-1] >= price
 
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
@@ -375,7 +385,8 @@ class _CostAwareController:
         self._num_updates += 1
         self._passes.update(num_draft + 1, report.verify_s)
         if report.num_proposed:
-            self._draft.update(report.num_proposed, report.draft_s)
+            self._draft_s.update(report.num_proposed, report.draft_s)
+            self._is_draft_measured = True
             num_right = num_accepted if report.num_right is None else report.num_right
             is_wrong = num_right < min(report.num_proposed, num_accepted + 1)
             self._tokens.add_draft(report.confidences, num_right, is_wrong=is_wrong)
@@ -387,31 +398,40 @@ class _CostAwareController:
 
     def _plan_lookahead(self) -> None:
         """Find the best fixed lookahead and its rate."""
-        draft_cost, passes = self._estimate_draft_cost(), self._passes
+        passes = self._passes
         acceptance = self._tokens.rate
         tokens, survival = 1.0, 1.0
         best, best_rate = 0, 1.0 / max(passes.plain_s, 1e-12)
         for lookahead in range(1, self._policy.max_lookahead + 1):
             survival *= acceptance
             tokens += survival
-            cost = max(passes.plain_s + passes.estimate_extra_s(lookahead) + lookahead * draft_cost, 1e-12)
+            cost = max(passes.plain_s + passes.estimate_extra_s(lookahead) + self._estimate_draft_s(lookahead), 1e-12)
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
 
-    def _estimate_draft_cost(self) -> float:
-        measured = self._draft.value
-        return self._policy.prior_draft_cost * self._passes.plain_s if measured is None else measured
+    def _estimate_draft_s(self, num_tokens: int) -> float:
+        """Of drafting so many tokens, at least one."""
+        if self._is_draft_measured:
+            return self._draft_s.base_s + (num_tokens - 1) * self._draft_s.per_token_s
+        policy = self._policy
+        return (policy.prior_draft_start + num_tokens * policy.prior_draft_cost) * self._passes.plain_s
+
+    @property
+    def _draft_token_s(self) -> float:
+        """Of drafting one token more."""
+        policy, plain_s = self._policy, self._passes.plain_s
+        return self._draft_s.per_token_s if self._is_draft_measured else policy.prior_draft_cost * plain_s
 
     @property
     def _is_draft_free(self) -> bool:
         """Whether a draft may be asked in every round, likely to be verified or not, as that costs next to nothing."""
-        return self._estimate_draft_cost() < _FREE_DRAFT_COST * self._passes.plain_s
+        return self._estimate_draft_s(1) < _FREE_DRAFT_COST * self._passes.plain_s
 
     @property
     def _is_pause_draft_due(self) -> bool:
         """Whether a cheap draft that did not pay may draft in a pause, since it may be sure by now."""
-        token_cost = self._estimate_draft_cost() / max(self._passes.plain_s, 1e-12)
+        token_cost = self._estimate_draft_s(1) / max(self._passes.plain_s, 1e-12)
         if self._best or token_cost >= _CHEAP_DRAFT_COST:
             return False
         return self._steps_without_draft * _PAUSE_DRAFT_SHARE >= _TRIAL_LENGTH * token_cost
@@ -444,7 +464,8 @@ class _CostAwareController:
     def _count_extra_steps(self, num_verified: int, num_drafted: int) -> float:
         """The time by which a round is longer than a plain step, in plain steps."""
         plain_s = max(self._passes.plain_s, 1e-12)
-        extra_s = self._passes.estimate_extra_s(num_verified) + num_drafted * self._estimate_draft_cost()
+        extra_s = self._passes.estimate_extra_s(num_verified)
+        extra_s += self._estimate_draft_s(num_drafted) if num_drafted else 0.0
         return max(extra_s / plain_s, 0.0)
 
     def describe(self) -> Mapping[str, float]:
@@ -452,7 +473,8 @@ class _CostAwareController:
             "acceptance": self._tokens.rate,
             "lookahead": self._best,
             "tokens_per_s": self._rate,
-            "draft_token_s": self._estimate_draft_cost(),
+            "draft_start_s": self._estimate_draft_s(1) - self._draft_token_s,
+            "draft_token_s": self._draft_token_s,
             "plain_step_s": self._passes.plain_s,
             "wide_pass_s": self._passes.wide_s,
             "verify_token_s": self._passes.per_token_s,
@@ -470,6 +492,7 @@ class LookaheadCostMemory:
     """
 
     def __init__(self) -> None:
+        self._draft_start = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._draft = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._wide = ExponentialMovingAverage(half_life=_COST_MEMORY)
         self._verify = ExponentialMovingAverage(half_life=_COST_MEMORY)
@@ -480,6 +503,7 @@ class LookaheadCostMemory:
         """Take in what a controller says of itself at the end of a request (`describe`), if it has measured costs."""
         self._calibration.observe(state)
         if state.get("plain_step_s") and "draft_token_s" in state and "verify_token_s" in state:
+            self._draft_start.update(max(0.0, state.get("draft_start_s", 0.0)) / state["plain_step_s"])
             self._draft.update(state["draft_token_s"] / state["plain_step_s"])
             if state.get("num_wide_passes", 1):
                 self._num_requests_without = 0
@@ -498,7 +522,9 @@ class LookaheadCostMemory:
             return policy
         policy = replace(policy, prior_records=self._calibration.records or policy.prior_records)
         if self._draft.value is not None:
-            policy = replace(policy, prior_draft_cost=self._draft.value)
+            policy = replace(
+                policy, prior_draft_cost=self._draft.value, prior_draft_start=self._draft_start.value or 0.0
+            )
         if measured is not None:
             policy = replace(policy, verify_deviations=measured.deviations)
         if self._wide.value is not None and self._verify.value is not None:

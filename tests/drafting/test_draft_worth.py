@@ -282,6 +282,20 @@ def test_a_draft_may_lose_more_once_it_has_won(num_won: int, num_lost: int) -> N
     assert [take_turn(0.0) for _ in range(num_lost + 2)].count(True) == num_lost
 
 
+@pytest.mark.parametrize(("num_won", "num_rounds"), [(3, 95), (60, 16)])
+def test_a_draft_that_has_won_much_is_tried_again_soon(num_won: int, num_rounds: int) -> None:
+    """Turns of a step each, some of which win one and a half. What did not fit into the account pays for the trial."""
+    worth = DraftWorth()
+    turns = [1.5] * num_won + [0.0] * 20
+    for won_s in turns:
+        if not worth.take_turn(0):
+            break
+        worth.turn_s = 1.0
+        worth.end_turn(won_s, 1.0)
+    waited = next(number for number in itertools.count(1) if worth.take_turn(0))
+    assert waited == pytest.approx(num_rounds, rel=0.1)
+
+
 def test_rounds_without_a_draft_hide_nothing_of_what_it_wins(clock: Clock) -> None:
     """Nor do they count as its own."""
     draft = TimedDraft(clock.now, 0.1)

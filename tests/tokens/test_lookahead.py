@@ -65,8 +65,12 @@ def simulate(
     seed: int = 0,
     hiccups: float = 0.0,
     wide: float = 0.0,
+    start: float = 0.0,
 ) -> float:
-    """Tokens per plain step's time. The controller gets times up to 10 % off, tenfold in a hiccup."""
+    """Tokens per plain step's time. The controller gets times up to 10 % off, tenfold in a hiccup.
+
+    `start`: what a draft takes beside its tokens.
+    """
     rng = random.Random(seed)  # noqa: S311 # no secret
     controller = policy.start()
     spent, position = 0.0, 0
@@ -77,7 +81,8 @@ def simulate(
     while position < num_tokens:
         num_draft, num_right, confidences = draft_round(controller, model, position, rng)
         num_accepted = min(num_right, num_draft)
-        verify_s, draft_s = 1 + slope * num_draft + (wide if num_draft else 0.0), draft * len(confidences)
+        verify_s = 1 + slope * num_draft + (wide if num_draft else 0.0)
+        draft_s = draft * len(confidences) + (start if confidences else 0.0)
         spent += verify_s + draft_s
         position += num_accepted + 1
         seconds = (measured(draft_s), measured(verify_s))
@@ -136,6 +141,31 @@ def test_cost_aware_comes_within_three_per_cent_of_the_best(acceptance: float, d
 def test_cost_aware_uses_confidence_and_follows_regimes(model: Model, draft: float, slope: float) -> None:
     """With confidences, informative or not, and in regimes: 0.97 of the best fixed lookahead or more."""
     assert simulate(CostAware(), model, draft, slope, num_tokens=8_000) >= 0.97 * best_fixed(model, draft, slope)
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.7, 0.85])
+def test_what_a_draft_takes_before_its_first_token_is_no_price_of_the_next_one(acceptance: float) -> None:
+    """A draft that reads first drafts further than one whose tokens cost as much each."""
+    start, draft, slope = 0.2, 0.07, 0.05
+    reached = simulate(CostAware(), constant(acceptance), draft, slope, num_tokens=20000, start=start)
+    tokens = [(1 - acceptance ** (g + 1)) / (1 - acceptance) for g in range(17)]
+    best = max(tokens[g] / (1 + (start if g else 0.0) + g * (draft + slope)) for g in range(17))
+    assert reached >= 0.97 * best
+
+
+def test_what_a_draft_takes_before_its_first_token_is_known_in_later_requests() -> None:
+    """Of drafts of one token to eight."""
+    memory = LookaheadCostMemory()
+    for _ in range(6):
+        controller = memory.apply(CostAware()).start()
+        for num_drafted in list(range(1, 9)) * 4:
+            verify_s = 1.0 + 0.05 * num_drafted
+            controller.update(RoundFeedback(num_drafted, num_drafted, 0.2 + 0.07 * num_drafted, verify_s))
+            controller.update(RoundFeedback(0, 0, 0.0, 1.0))
+        memory.observe(controller.describe())
+    policy = memory.apply(CostAware())
+    assert isinstance(policy, CostAware)
+    assert (policy.prior_draft_start, policy.prior_draft_cost) == pytest.approx((0.2, 0.07), rel=0.2)
 
 
 def test_true_confidence_beats_every_fixed_lookahead() -> None:
