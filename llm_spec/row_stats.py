@@ -199,7 +199,7 @@ class RowCallStats:
     @property
     def row_s(self) -> float:
         """Seconds that a row more takes: as calls show it, or as a stream beside them does where there is no room."""
-        if self._num_answers >= self._room_expected_at or not self.lateness.amount:
+        if self._num_answers >= self._room_expected_at:
             return self.call_s.per_token_s
         return max(self.call_s.per_token_s, self.lateness.late_s / self.lateness.amount)
 

@@ -173,8 +173,9 @@ class DraftWorth:
 
     def _estimate_turn_steps(self, step_s: float) -> float:
         first_s = self._estimate_first_token_s() or 0.0
-        later_s = max(0, self._num_tokens - 1) * (self._estimate_later_token_s() or 0.0)
-        return self._num_to_read * self._reading_cost + (min(1, self._num_tokens) * first_s + later_s) / step_s
+        later_s = self._estimate_later_token_s() or 0.0
+        drafting_s = first_s + (self._num_tokens - 1) * later_s if self._num_tokens else 0.0
+        return self._num_to_read * self._reading_cost + drafting_s / step_s
 
     def _add_credit(self, num_steps: float, *, most: float = _MAX_CREDIT) -> None:
         self._credit = min(self._credit + num_steps, max(most, self._credit))

@@ -655,9 +655,9 @@ class RowScheduler:
 
     def _estimate_gain_s(self, first: int) -> float:
         """How much earlier the answer is by rows from position `first` on, once, for the present draft."""
-        num_rows = min(len(self.draft.ids), self._find_last_useful_position()) - first + 1
-        num_ahead = self._estimate_run_of_right_tokens(first + num_rows - 1) + 1.0 - first - _MIN_LEAD
-        return num_ahead * self._pair_stats.target_token_s - (num_rows - 1) * self._rows.row_s
+        last = max(first, min(len(self.draft.ids), self._find_last_useful_position()))
+        num_ahead = self._estimate_run_of_right_tokens(last) + 1.0 - first - _MIN_LEAD
+        return num_ahead * self._pair_stats.target_token_s - (last - first) * self._rows.row_s
 
     def _charge_phase_of_rows(self, now_s: float, first_s: float = 0.0) -> None:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""

@@ -398,14 +398,15 @@ class _CostAwareController:
 
     def _plan_lookahead(self) -> None:
         """Find the best fixed lookahead and its rate."""
-        passes = self._passes
-        acceptance = self._tokens.rate
+        passes, acceptance = self._passes, self._tokens.rate
+        first_s, token_s = self._estimate_draft_s(1), self._draft_token_s
         tokens, survival = 1.0, 1.0
         best, best_rate = 0, 1.0 / max(passes.plain_s, 1e-12)
         for lookahead in range(1, self._policy.max_lookahead + 1):
             survival *= acceptance
             tokens += survival
-            cost = max(passes.plain_s + passes.estimate_extra_s(lookahead) + self._estimate_draft_s(lookahead), 1e-12)
+            draft_s = first_s + (lookahead - 1) * token_s
+            cost = max(passes.plain_s + passes.estimate_extra_s(lookahead) + draft_s, 1e-12)
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
@@ -420,8 +421,7 @@ class _CostAwareController:
     @property
     def _draft_token_s(self) -> float:
         """Of drafting one token more."""
-        policy, plain_s = self._policy, self._passes.plain_s
-        return self._draft_s.per_token_s if self._is_draft_measured else policy.prior_draft_cost * plain_s
+        return self._estimate_draft_s(2) - self._estimate_draft_s(1)
 
     @property
     def _is_draft_free(self) -> bool:

@@ -251,7 +251,7 @@ def test_a_server_that_had_no_room_is_tried_again_with_one_row() -> None:
 
 def test_rows_that_take_as_long_as_what_they_save_are_not_begun() -> None:
     """Ten drafted tokens are right nearly always, and each row takes 0.9 steps: the call is over after the stream."""
-    for row_s, num_calls in ((0.02 * STEP_S, 1), (0.9 * STEP_S, 0)):
+    for row_s, num_calls in ((0.02 * STEP_S, 1), (0.9 * STEP_S, 0), (1.5 * STEP_S, 0), (3.0 * STEP_S, 0)):
         stats = paced(calls=False, agreement=0.98)
         for _ in range(20):
             for num_rows in (1, 2, 4, 8):
