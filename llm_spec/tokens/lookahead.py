@@ -240,6 +240,7 @@ class _EwmaController(_FixedController):
 # ---------------------------------------------------------------------------------------- cost aware
 
 _COST_HALF_LIFE = 64.0  # rounds
+_MAX_FIRST_SURPRISE = 3.0  # times what a draft is believed to take, that its first one counts as at most
 _DRAFT_PRIOR_WEIGHT = 0.05  # drafts of nine tokens
 _COST_MEMORY = 4.0  # requests after which what one of them has measured counts half
 _MAX_REQUESTS_WITHOUT = 16  # that verify no draft, for what passes of several tokens cost; then that is forgotten
@@ -385,7 +386,7 @@ class _CostAwareController:
         self._num_updates += 1
         self._passes.update(num_draft + 1, report.verify_s)
         if report.num_proposed:
-            self._draft_s.update(report.num_proposed, report.draft_s)
+            self._draft_s.update(report.num_proposed, self._limit_first_draft_s(report))
             self._is_draft_measured = True
             num_right = num_accepted if report.num_right is None else report.num_right
             is_wrong = num_right < min(report.num_proposed, num_accepted + 1)
@@ -417,6 +418,13 @@ class _CostAwareController:
             return self._draft_s.base_s + (num_tokens - 1) * self._draft_s.per_token_s
         policy = self._policy
         return (policy.prior_draft_start + num_tokens * policy.prior_draft_cost) * self._passes.plain_s
+
+    def _limit_first_draft_s(self, report: RoundFeedback) -> float:
+        """What a draft took; of the first one not much more than was believed, since a process may be cold then."""
+        if self._is_draft_measured:
+            return report.draft_s
+        least_s = report.num_proposed * _CHEAP_DRAFT_COST * self._passes.plain_s
+        return min(report.draft_s, _MAX_FIRST_SURPRISE * max(self._estimate_draft_s(report.num_proposed), least_s))
 
     @property
     def _draft_token_s(self) -> float:

@@ -235,6 +235,22 @@ def test_a_row_is_sent_that_takes_more_than_half_of_what_may_be_lost() -> None:
     assert run.stats.rows.lateness.late_s == pytest.approx(0.03)
 
 
+def test_rows_that_make_the_stream_late_twice_are_the_last_ones_of_the_answer() -> None:
+    """Each row makes it late by a step, so none can pay, though much more could still be lost."""
+    run = after_first_row(late_s=STEP_S)
+    for _ in range(20):  # answers
+        run.stats.rows.add_answer_time(10.0)
+    run.decide()
+    assert [call.num_rows for call in run.calls] == [1, 2]
+    run.stream()
+    run.now_s += 2 * STEP_S
+    run.answer(run.calls[1])
+    run.stream()
+    for _ in range(20):
+        assert run.decide().calls == []
+        run.stream()
+
+
 def test_a_server_that_had_no_room_is_tried_again_with_one_row() -> None:
     """What two rows cost was measured, and little is lost so far: without a late trial, four would be sent."""
     for num_late, num_rows in ((0, 4), (2, 1)):

@@ -168,6 +168,15 @@ def test_what_a_draft_takes_before_its_first_token_is_known_in_later_requests() 
     assert (policy.prior_draft_start, policy.prior_draft_cost) == pytest.approx((0.2, 0.07), rel=0.2)
 
 
+def test_a_first_draft_that_took_ten_steps_does_not_end_drafting() -> None:
+    """A process is cold when it drafts for the first time: what comes next is what drafting costs."""
+    controller = CostAware().start()
+    controller.update(RoundFeedback(1, 1, 10.0, 1.0, (0.99,), 1))
+    assert controller.limit() > 0
+    controller.update(RoundFeedback(3, 3, 0.1, 1.1, (0.99, 0.99, 0.99), 3))
+    assert controller.describe()["draft_token_s"] < 0.1
+
+
 def test_true_confidence_beats_every_fixed_lookahead() -> None:
     """A draft that knows when it is unsure is worth more than any fixed lookahead."""
     model = true_confidence(0.85)
