@@ -172,6 +172,7 @@ def test_a_first_draft_that_took_ten_steps_does_not_end_drafting() -> None:
     """A process is cold when it drafts for the first time: what comes next is what drafting costs."""
     controller = CostAware().start()
     controller.update(RoundFeedback(1, 1, 10.0, 1.0, (0.99,), 1))
+    controller.update(RoundFeedback(0, 0, 0.0, 1.0))  # a plain step, to see what it takes
     assert controller.limit() > 0
     controller.update(RoundFeedback(3, 3, 0.1, 1.1, (0.99, 0.99, 0.99), 3))
     assert controller.describe()["draft_token_s"] < 0.1
