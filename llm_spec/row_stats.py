@@ -40,6 +40,7 @@ _MIN_SECONDS: Final = 1e-9
 _MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
 _ASSUMED_ROW_SHARE: Final = 1 / 16  # of a call's time, that a row more is assumed to take before that was measured
 _MIN_LATE_STEPS: Final = 0.25  # of a stream, that work beside it is taken to cost at least
+_MIN_LATE_ROW_STEPS: Final = 0.05  # and so much for each row, where there is no room for it
 _LATE_TRIALS: Final = 2  # in a row, after which a server is taken to have no room; one may be a hiccup
 _MAX_ANSWERS_WITHOUT_ROOM: Final = 64
 _NEW_SHARE: Final = 0.5  # of the newest figure among those of as much work
@@ -177,6 +178,7 @@ class RowCallStats:
         self.reading = LatenessStats()  # of tokens of a prompt …
         self.lateness = LatenessStats()  # … and of rows
         self._num_late_trials = 0  # of rows beside a stream, in a row
+        self._late_row_s = 0.0  # for each row, in the last of them
         self._room_expected_at = 0  # answers that have ended when rows are tried again as if there were room
         self._plain_s = 0.0  # of answers that have ended, …
         self._num_answers = 0  # … so many
@@ -192,23 +194,27 @@ class RowCallStats:
         self.call_s.update(num_rows + num_other_rows, seconds)
         self.max_rows = max(self.max_rows, num_rows)
 
-    def estimate_call_s(self, num_rows: int = 1) -> float:
-        """How long a call of so many rows takes beside no others."""
-        return self.call_s.base_s + (num_rows - 1) * self.row_s
+    def estimate_call_s(self) -> float:
+        """How long a call of one row takes beside no others."""
+        return self.call_s.base_s
 
     @property
     def row_s(self) -> float:
         """Seconds that a row more takes: as calls show it, or as a stream beside them does where there is no room."""
         if self._num_answers >= self._room_expected_at:
             return self.call_s.per_token_s
-        return max(self.call_s.per_token_s, self.lateness.late_s / self.lateness.amount)
+        return max(self.call_s.per_token_s, self._late_row_s)
 
-    def add_row_trial(self, late_s: float, step_s: float) -> None:
-        """A stream of a token each `step_s` was so late beside rows: after two such trials there is no room for them.
+    def add_row_trial(self, num_rows: int, late_s: float, step_s: float) -> None:
+        """A stream of a token each `step_s` was so late beside so many rows: after two such trials there is no room.
 
         That is taken to hold for 2, 4, 8 … answers, `_MAX_ANSWERS_WITHOUT_ROOM` at most, and then tried with one row.
         """
-        self._num_late_trials = self._num_late_trials + 1 if late_s > _MIN_LATE_STEPS * step_s else 0
+        is_late = late_s > step_s * max(_MIN_LATE_STEPS, num_rows * _MIN_LATE_ROW_STEPS)
+        if is_late and self._num_answers < self._room_expected_at:
+            return  # it was begun before this was known, in this answer or beside it
+        self._num_late_trials = self._num_late_trials + 1 if is_late else 0
+        self._late_row_s = late_s / num_rows
         self._room_expected_at = 0
         if self.is_room_doubtful:
             num_answers = min(_MAX_ANSWERS_WITHOUT_ROOM, 2 ** (self._num_late_trials - _LATE_TRIALS + 1))

@@ -52,11 +52,10 @@ def test_what_a_row_takes_is_told_from_what_those_under_way_take() -> None:
 def test_rows_beside_which_a_stream_was_late_twice_take_what_it_was_late() -> None:
     """Calls beside a stream have a row or two, and hardly show what one more takes. One late trial may be a hiccup."""
     stats = measured()
-    stats.lateness.add(2, 1.6 * STEP_S)
     for _ in range(2):
         assert stats.row_s < 0.1 * STEP_S
         assert not stats.is_room_doubtful
-        stats.add_row_trial(1.6 * STEP_S, STEP_S)
+        stats.add_row_trial(2, 1.6 * STEP_S, STEP_S)
     assert stats.row_s == pytest.approx(0.8 * STEP_S)
     assert stats.is_room_doubtful
     assert stats.estimate_speedup(agreeing(0.95), STEP_S, 4) < 1.08
@@ -65,17 +64,49 @@ def test_rows_beside_which_a_stream_was_late_twice_take_what_it_was_late() -> No
 def test_a_server_without_room_is_tried_again_after_more_answers_each_time() -> None:
     """A trial beside which the stream is in time shows room again, and rows take what their calls show."""
     stats, pauses = measured(), list[int]()
-    stats.lateness.add(1, STEP_S)
     for _ in range(10):
-        stats.add_row_trial(STEP_S, STEP_S)
+        stats.add_row_trial(1, STEP_S, STEP_S)
         pauses.append(0)
         while stats.row_s > 0.5 * STEP_S:
             stats.add_answer_time(1.0)
             pauses[-1] += 1
     assert pauses == [0, 2, 4, 8, 16, 32, 64, 64, 64, 64]
-    stats.add_row_trial(STEP_S, STEP_S)
-    stats.add_row_trial(0.1 * STEP_S, STEP_S)
+    stats.add_row_trial(1, STEP_S, STEP_S)
+    stats.add_row_trial(1, 0.1 * STEP_S, STEP_S)
     assert not stats.is_room_doubtful
+    assert stats.row_s < 0.1 * STEP_S
+
+
+def test_a_server_that_had_room_for_many_rows_may_have_none_for_a_few_later() -> None:
+    """What sixteen rows showed once is no figure of the four that make the stream late now."""
+    stats = measured()
+    stats.lateness.add(16, 0.0)
+    stats.add_row_trial(16, 0.0, STEP_S)
+    for _ in range(2):
+        stats.lateness.add(4, 2 * STEP_S)
+        stats.add_row_trial(4, 2 * STEP_S, STEP_S)
+    assert stats.row_s == pytest.approx(0.5 * STEP_S)
+
+
+def test_many_rows_that_make_a_stream_a_little_late_have_room() -> None:
+    """Sixteen rows take a third of a step, which is 16 tokens for 1.3 steps."""
+    stats = measured()
+    for _ in range(3):
+        stats.add_row_trial(16, 0.3 * STEP_S, STEP_S)
+    assert not stats.is_room_doubtful
+    for _ in range(2):
+        stats.add_row_trial(4, 0.3 * STEP_S, STEP_S)
+    assert stats.is_room_doubtful
+
+
+def test_one_delay_of_many_answers_is_no_long_pause() -> None:
+    """Seven answers beside each other were late at once: the first two trials end rows, and the others tell no more."""
+    stats = measured()
+    for _ in range(7):
+        stats.add_row_trial(1, STEP_S, STEP_S)
+    for _ in range(2):
+        assert stats.row_s == pytest.approx(STEP_S)
+        stats.add_answer_time(1.0)
     assert stats.row_s < 0.1 * STEP_S
 
 

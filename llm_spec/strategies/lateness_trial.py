@@ -18,16 +18,12 @@ class LatenessTrial:
         self._stats = stats
         self._stream_last_s = stream_last_s
         self._num_streamed = 0
-        self._is_answered = False
-
-    def note_answer(self) -> None:
-        """The work, or a part of it, is done."""
-        self._is_answered = True
+        self.is_answered = False  # whether the work, or a part of it, is done
 
     def add_streamed(self, num_tokens: int, arrived_s: float, step_s: float) -> float | None:
         """Tokens of the stream came, which has one each step; gives how late it is where the trial ends with them."""
         self._num_streamed += num_tokens
-        if not (self._is_answered and num_tokens):
+        if not (self.is_answered and num_tokens):
             return None
         late_s = max(0.0, arrived_s - self._stream_last_s - self._num_streamed * step_s)
         self._stats.add(self.amount, late_s)

@@ -69,7 +69,7 @@ class PromptTrial:
     def note_answer(self) -> None:
         """They were read: the stream's next token shows how late it is."""
         if self._running is not None:
-            self._running.note_answer()
+            self._running.is_answered = True
 
     def stop(self) -> None:
         """The stream has ended, and shows nothing more."""

@@ -204,6 +204,7 @@ class RowScheduler:
         self._row_trial: LatenessTrial | None = None
         self._stream_opened_s: float | None = now_s  # None: its first token has come
         self._stream_last_s = now_s
+        self._seen_s = now_s  # of the last event, or decision
         self._rows_from: int | None = None  # the first position of sampled text that the stream may not write
         self._send_at_s = now_s  # when the next call is due
         self._held_since_s: float | None = None  # since when one waits for more to be drafted, with no other beside it
@@ -238,6 +239,7 @@ class RowScheduler:
 
         The stream ends here where it goes on from something else than what is confirmed, or comes to what is the rows'.
         """
+        self._seen_s = now_s
         self._charge_slow_stream(len(token_ids), now_s)
         taken = range(0)
         for index, token_id in enumerate(token_ids):
@@ -271,11 +273,12 @@ class RowScheduler:
         """A call was answered."""
         call.tokens, call.verify_s = tokens, seconds
         if self._row_trial is not None:
-            self._row_trial.note_answer()
+            self._row_trial.is_answered = True
         self._rows.add_call_time(call.num_sent_rows, seconds, num_other_rows=call.num_other_rows)
 
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
         """The next token that rows confirm; None: there is none yet. Of sampled text, a stream ends with the first."""
+        self._seen_s = now_s
         at = len(self.ids)
         is_streamed = self.stream_at is not None and not self._is_greedy
         if is_streamed and (self._rows_from is None or at < self._rows_from):
@@ -306,10 +309,10 @@ class RowScheduler:
         """Forget the last tokens, which no text came of."""
         del self.ids[len(self.ids) - num_tokens :]
 
-    def record_answer_end(self, now_s: float) -> None:
-        """The answer has ended: what it took is charged to later trials."""
+    def record_answer_end(self) -> None:
+        """The answer has ended, or nobody reads on: what it took is charged to later trials."""
         if self.stream_at is None:
-            self._charge_phase_of_rows(now_s)
+            self._charge_phase_of_rows(self._seen_s)
         self._rows.add_answer_time(self._pair_stats.estimate_plain_s(len(self.ids)) or 0.0)
 
     def _confirm_token(self, token_id: int, source: RowCall | None = None) -> None:
@@ -328,6 +331,8 @@ class RowScheduler:
             if is_wrong or call.end <= len(self.ids):
                 self.calls.remove(call)
                 self._dropped_calls.append(call)
+                if self._row_trial is not None and not is_wrong:
+                    self._row_trial.is_answered = True  # by now, and too late
         if drafted_id != token_id or not self.calls:
             self._send_at_s = -math.inf  # the draft begins anew, and its first tokens are waited for
         if not self.calls and self.stream_at is not None:
@@ -337,6 +342,7 @@ class RowScheduler:
 
     def decide_next_actions(self, now_s: float) -> RowDecision:
         """What is to be done now; calls that are to be sent count as sent."""
+        self._seen_s = now_s
         decision = RowDecision()
         if self._should_close_stream(now_s):
             decision.closes_stream = True
@@ -400,11 +406,17 @@ class RowScheduler:
         if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
             self._rows_from = call.start
         if self.stream_at is not None and self._stream_opened_s is None:
-            self._row_trial = self._row_trial or LatenessTrial(self._rows.lateness, 0, self._stream_last_s)
-            self._row_trial.amount += call.num_sent_rows
+            self._add_to_row_trial(call.num_sent_rows)
         self.calls.append(call)
         decision.calls.append(call)
         self._send_calls(first + num_rows, now_s, decision)
+
+    def _add_to_row_trial(self, num_rows: int) -> None:
+        """So many rows are sent beside the stream, with those under way; what was given up unanswered shows nothing."""
+        trial = self._row_trial
+        if trial is None or not (trial.is_answered or self._count_rows_under_way()):
+            trial = self._row_trial = LatenessTrial(self._rows.lateness, 0, self._stream_last_s)
+        trial.amount += num_rows
 
     def _choose_branches(self, first: int, last: int, now_s: float) -> tuple[Branch, ...]:
         """Second choices that are likely enough to be worth a row each, of a call that has rows up to `last`.
@@ -671,10 +683,11 @@ class RowScheduler:
         token_s = self._pair_stats.target_token_s
         gap_s = now_s - self._stream_last_s
         self.budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
-        late_s = None if self._row_trial is None else self._row_trial.add_streamed(num_tokens, now_s, token_s)
-        if late_s is not None:
+        trial = self._row_trial
+        late_s = None if trial is None else trial.add_streamed(num_tokens, now_s, token_s)
+        if trial is not None and late_s is not None:
             self._row_trial = None
-            self._rows.add_row_trial(late_s, token_s)
+            self._rows.add_row_trial(trial.amount, late_s, token_s)
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or not self.budget.add_late_tokens(num_tokens, gap_s):

@@ -208,6 +208,7 @@ class _ServerRounds:
 
     async def aclose(self) -> None:
         """End the draft, the stream and every call, and wait until they are closed."""
+        self._scheduler.record_answer_end()
         self._gate.record_answer_end()
         self._close_stream()
         for call in list(self._tasks):
@@ -612,7 +613,6 @@ class _ServerRounds:
     async def _end_answer(self) -> None:
         scheduler = self._scheduler
         self._report_rounds([*scheduler.take_dropped_calls(), *scheduler.calls])
-        scheduler.record_answer_end(self._clock())
         if self._finish is None:
             return
         if not self._is_ended_by_stream or not (self._stream is None or self._stream.is_in_step):

@@ -6,8 +6,9 @@
 
 survival: the probability that every token drafted so far is accepted. rate: tokens per second at the best lookahead,
 0 included, by the current estimates. With constant acceptance this is the exact optimum: a round of g tokens emits
-`(1 - a**(g + 1)) / (1 - a)` tokens on average (Leviathan et al., arXiv 2211.17192) for `verify(g + 1) + g * draft`
-seconds. Of the tokens drafted, as many are verified as bring the most by their confidences:
+`(1 - a**(g + 1)) / (1 - a)` tokens on average (Leviathan et al., arXiv 2211.17192) for
+`verify(g + 1) + start + g * draft` seconds. Of the tokens drafted, as many are verified as bring the most by their
+confidences:
 
     max over g, 0 included, of sum(survival of the first 0 to g tokens) - rate * verify(g + 1)
 
@@ -259,8 +260,8 @@ _MAX_LOSS_SHARE = 0.02  # and so many for each of its tokens; what drafts have w
 _MIN_LOSS_STEPS = 0.5  # that one draft may still lose when those are used up, until as many again are
 _LOSS_WEIGHT = 2.0  # of what a draft is likely to lose, against what may be lost
 _PAUSE_DRAFT_SHARE = 0.005  # of the time of plain steps, in which a cheap draft may show that it is sure by now
-_CHEAP_DRAFT_COST = 0.05  # plain steps
-_FREE_DRAFT_COST = 0.01  # plain steps; a draft whose tokens cost less may be asked in every round
+_CHEAP_DRAFT_COST = 0.05  # plain steps, of a draft of one token
+_FREE_DRAFT_COST = 0.01  # plain steps; a draft of one token that costs less may be asked for in every round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,24 +351,24 @@ class _CostAwareController:
         if self._is_trial_due:
             return True
         price = self._rate * (self._draft_token_s + self._passes.estimate_token_s(len(confidences)))
-        return self._tokens.rate * self._tokens.estimate_survivals(confidences)[-1] >= price
+        return self._acceptance * self._tokens.estimate_survivals(confidences)[-1] >= price
 
     def choose_num_verified(self, confidences: Sequence[float | None]) -> int:
         if self._is_trial_due:
             return len(confidences)
         if self._plain_steps and self._best:
             return 0  # a plain step is due, to see what it costs
-        passes, survivals = self._passes, self._tokens.estimate_survivals(confidences)
+        survivals, extra_s = self._tokens.estimate_survivals(confidences), self._extra_s
         caution = _CAUTION / (1.0 + self._num_updates / _COST_HALF_LIFE)
-        price = self._rate + caution / max(passes.plain_s, 1e-12)
-        gains = [
-            tokens - price * passes.estimate_extra_s(count) for count, tokens in enumerate(accumulate(survivals[1:]), 1)
-        ]
-        for index in sorted(range(len(gains)), key=gains.__getitem__, reverse=True):
-            if gains[index] <= 0.0:
+        price = self._rate + caution / max(self._passes.plain_s, 1e-12)
+        gains = [tokens - price * extra for tokens, extra in zip(accumulate(survivals[1:]), extra_s[1:], strict=False)]
+        while gains:
+            count = gains.index(max(gains)) + 1
+            if gains[count - 1] <= 0.0:
                 break
-            if self._may_lose(passes.estimate_extra_s(index + 1), survivals[: index + 2]):
-                return index + 1
+            if self._may_lose(extra_s[count], survivals[: count + 1]):
+                return count
+            gains[count - 1] = 0.0
         return 0
 
     def _may_lose(self, extra_s: float, survivals: Sequence[float]) -> bool:
@@ -398,16 +399,19 @@ class _CostAwareController:
         self._schedule_next_round(report)
 
     def _plan_lookahead(self) -> None:
-        """Find the best fixed lookahead and its rate."""
-        passes, acceptance = self._passes, self._tokens.rate
-        first_s, token_s = self._estimate_draft_s(1), self._draft_token_s
+        """Find the best fixed lookahead and its rate, by what the next round's tokens are taken to cost."""
+        plain_s, acceptance = self._passes.plain_s, self._tokens.rate
+        first_s = self._estimate_draft_s(1)
+        token_s = self._estimate_draft_s(2) - first_s
+        self._acceptance, self._draft_token_s = acceptance, token_s
+        self._extra_s = self._passes.list_extra_s(self._policy.max_lookahead)
         tokens, survival = 1.0, 1.0
-        best, best_rate = 0, 1.0 / max(passes.plain_s, 1e-12)
-        for lookahead in range(1, self._policy.max_lookahead + 1):
+        best, best_rate = 0, 1.0 / max(plain_s, 1e-12)
+        round_s = plain_s + first_s - token_s  # without what each drafted token costs
+        for lookahead, extra_s in enumerate(self._extra_s[1:], 1):
             survival *= acceptance
             tokens += survival
-            draft_s = first_s + (lookahead - 1) * token_s
-            cost = max(passes.plain_s + passes.estimate_extra_s(lookahead) + draft_s, 1e-12)
+            cost = max(round_s + extra_s + lookahead * token_s, 1e-12)
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
@@ -427,11 +431,6 @@ class _CostAwareController:
         return min(report.draft_s, _MAX_FIRST_SURPRISE * max(self._estimate_draft_s(report.num_proposed), least_s))
 
     @property
-    def _draft_token_s(self) -> float:
-        """Of drafting one token more."""
-        return self._estimate_draft_s(2) - self._estimate_draft_s(1)
-
-    @property
     def _is_draft_free(self) -> bool:
         """Whether a draft may be asked in every round, likely to be verified or not, as that costs next to nothing."""
         return self._estimate_draft_s(1) < _FREE_DRAFT_COST * self._passes.plain_s
@@ -439,10 +438,10 @@ class _CostAwareController:
     @property
     def _is_pause_draft_due(self) -> bool:
         """Whether a cheap draft that did not pay may draft in a pause, since it may be sure by now."""
-        token_cost = self._estimate_draft_s(1) / max(self._passes.plain_s, 1e-12)
-        if self._best or token_cost >= _CHEAP_DRAFT_COST:
+        plain_s = max(self._passes.plain_s, 1e-12)
+        if self._best or self._estimate_draft_s(1) >= _CHEAP_DRAFT_COST * plain_s:
             return False
-        return self._steps_without_draft * _PAUSE_DRAFT_SHARE >= _TRIAL_LENGTH * token_cost
+        return self._steps_without_draft * _PAUSE_DRAFT_SHARE * plain_s >= self._estimate_draft_s(_TRIAL_LENGTH)
 
     def _schedule_next_round(self, report: RoundFeedback) -> None:
         """Decide what the next round is: a draft, a trial of one, or a plain step."""

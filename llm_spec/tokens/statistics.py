@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, islice, repeat
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
@@ -247,6 +248,13 @@ class PassCostEstimate:
             return 0.0
         return self.wide_s + num_more * self.per_token_s + self.plain_s * self._get_deviation(num_more)
 
+    def list_extra_s(self, max_more: int) -> list[float]:
+        """[n]: the same for n tokens, up to `max_more`."""
+        deviations = self._deviations
+        rest = repeat(deviations[-1], max(0, max_more + 1 - len(deviations)))
+        counted = enumerate(islice(chain(deviations, rest), 1, max_more + 1), 1)
+        return [0.0, *(self.wide_s + count * self.per_token_s + self.plain_s * above for count, above in counted)]
+
     def estimate_token_s(self, num_more: int) -> float:
         """Seconds for each token beyond so many (at least 1) after the first, if as many follow as is cheapest."""
         return self.per_token_s + self.plain_s * (self._tilts[num_more] if num_more < len(self._tilts) else 0.0)
@@ -316,7 +324,7 @@ def _solve_three(equations: Sequence[tuple[float, float, float, float]]) -> tupl
 
 def _weigh_outlier(seconds: float, expected: float | None, max_outlier: float = _OUTLIER_RATIO) -> tuple[float, float]:
     """How far to keep earlier evidence, and the time to add to it."""
-    if expected is None:
+    if not expected:  # a time of 0 says no more than none
         return 1.0, seconds
     if seconds < _REFUTED * expected and max_outlier < math.inf:
         return _DOUBT, seconds

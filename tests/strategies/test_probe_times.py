@@ -189,6 +189,30 @@ def test_usage_where_a_stop_string_ends_the_answer(agreement: float, streams: in
     assert usage.output_tokens - usage.cancelled_output_tokens == 46
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_answer_counts_that_ends_early(*, leaves: bool) -> None:
+    """By a stop string, or since its reader leaves: else rows that had no room would never be tried again.
+
+    What a reader takes until it leaves is no time that rows have lost.
+    """
+
+    async def run() -> None:
+        target = TokenTarget(bytewise(WORDS), call_s=0.02)
+        decoder = probing(TextDraft(WORDS), target, max_concurrent_streams=4)
+        rows = decoder._planner.pair_stats.rows
+        if leaves:
+            async with decoder.stream("tell") as events:
+                for _ in range(40):
+                    await anext(events)
+                await asyncio.sleep(1000.0)
+        else:
+            assert (await decoder.decode("tell", stop=["word9"])).stopped_by == "stop_string"
+        assert rows._num_answers == 1
+        assert rows._lost_s < 1.0
+
+    run_virtual(run())
+
+
 @pytest.mark.parametrize("fails", [{"sample_next": 4}, {"sample_next": 0}, {"encode_chat": 0}])
 def test_usage_of_an_answer_that_the_target_ended_alone(fails: dict[str, int]) -> None:
     """The prompt is counted once as the target's own input; what else was read is extra."""

@@ -331,6 +331,9 @@ class PatientRows(RowCallStats):
         super().__init__()
         self.add_call_time(MAX_LOOKAHEAD, 0.0)
 
+    def add_call_time(self, num_rows: int, seconds: float, *, num_other_rows: int = 0) -> None:  # noqa: ARG002 - none
+        super().add_call_time(num_rows, 0.0, num_other_rows=num_other_rows)
+
     def estimate_speedup(self, agreement: DraftAgreementStats, step_s: float, max_calls: int) -> float:  # noqa: ARG002 - always
         return 1e9
 

@@ -119,6 +119,17 @@ def test_line_and_average_stand_times_of_zero() -> None:
     assert (line.base_s, line.per_token_s, average.value) == (0.0, 0.0, 0.0)
 
 
+def test_a_time_of_nothing_does_not_bound_the_next_ones() -> None:
+    """The first reading of a prompt may be cached; as an outlier's measure 0 would hold for ever."""
+    average, line = RobustTokenCostAverage(half_life=4), ForwardCostLine(half_life=4)
+    for seconds in (0.0, 0.01, 0.01, 0.01):
+        average.update(1, seconds)
+        line.update(1, seconds)
+    assert average.value is not None
+    assert average.value > 0.005
+    assert line.base_s > 0.005
+
+
 def estimate_pass_s(costs: PassCostEstimate, width: int) -> float:
     return costs.plain_s + costs.estimate_extra_s(width - 1)
 
