@@ -68,8 +68,10 @@ class AnswerEmitter:
             if self.stopped_by is not None:
                 break
         self.num_tokens += num_emitted
-        num_accepted = min(tokens.report.num_accepted_tokens, num_emitted)
-        report = replace(tokens.report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
+        report = tokens.report
+        if num_emitted < report.num_emitted_tokens:
+            num_accepted = min(report.num_accepted_tokens, num_emitted)
+            report = replace(report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
         return report, merge_neighbouring_deltas(events)
 
     def flush(self) -> list[StreamEvent]:

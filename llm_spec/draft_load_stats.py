@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llm_spec.retrial_pause import RetrialPause
 from llm_spec.tokens.statistics import ExponentialMovingAverage, TokenCostMean
 
 __all__ = ["DraftLoadStats"]
@@ -25,6 +26,7 @@ class DraftLoadStats:
         self._alone = TokenCostMean(half_life=_HALF_LIFE)
         self._first_piece_s = ExponentialMovingAverage(half_life=_ANSWER_HALF_LIFE)
         self._draft_token_s = ExponentialMovingAverage(half_life=_ANSWER_HALF_LIFE)
+        self._retrial = RetrialPause()
         self._num_alone = self._num_stretches = self._num_beside_calls = 0
         self._tokens = self._seconds = self._drafting_s = 0.0  # beside the draft
 
@@ -43,6 +45,11 @@ class DraftLoadStats:
         self._first_piece_s.update(first_piece_s)
         if token_s:
             self._draft_token_s.update(token_s)
+
+    def record_answer_end(self, *, has_drafted: bool) -> None:
+        """An answer has ended. Where the first piece always takes too long, it may have been a bad moment."""
+        if self._retrial.count_answer(was_tried=has_drafted or not self.first_piece_s):
+            self._first_piece_s.reset()
 
     def add_alone(self, num_tokens: int, seconds: float) -> None:
         """A stream wrote so many tokens while the draft wrote nothing."""

@@ -148,11 +148,13 @@ def label_emitted_tokens(
     verified: VerifiedProposal, eos_token_ids: Collection[int]
 ) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
     """The tokens that a round emits, up to the first end of the text, and the origin of each."""
+    if not verified.proposal:
+        return (verified.next_token_id,), ("plain",)
     num_accepted = verified.num_accepted
     token_ids = [*(token.token_id for token in verified.proposal[:num_accepted]), verified.next_token_id]
     num_emitted = next((i for i, token_id in enumerate(token_ids, 1) if token_id in eos_token_ids), len(token_ids))
     is_bonus = num_accepted == len(verified.proposal)
-    own: Origin = "plain" if not verified.proposal else "bonus" if is_bonus else "correction"
+    own: Origin = "bonus" if is_bonus else "correction"
     origins: list[Origin] = ["accepted"] * num_accepted
     origins.append(own)
     return tuple(token_ids[:num_emitted]), tuple(origins[:num_emitted])

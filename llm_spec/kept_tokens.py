@@ -20,14 +20,14 @@ PREFILL_CHUNK_TOKENS: Final = 256
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class KeptTokens:
-    """The tokens of one cache, in order; `num_in_chunks`: how many of the first were read in whole chunks."""
+    """The tokens of one cache, in order; `num_in_chunks`: how many of the first an exact session read in chunks."""
 
     token_ids: list[int] = field(default_factory=list[int])
     num_in_chunks: int = 0
 
-    def record_tokens(self, token_ids: Sequence[int]) -> None:
-        """Note tokens that have been read in one pass."""
-        if self.num_in_chunks == len(self.token_ids) and len(token_ids) == PREFILL_CHUNK_TOKENS:
+    def record_tokens(self, token_ids: Sequence[int], *, exact: bool) -> None:
+        """Note tokens that have been read in one pass; `exact`: by a session whose bits others may go on with."""
+        if exact and self.num_in_chunks == len(self.token_ids) and len(token_ids) == PREFILL_CHUNK_TOKENS:
             self.num_in_chunks += PREFILL_CHUNK_TOKENS
         self.token_ids.extend(token_ids)
 
@@ -48,7 +48,7 @@ class KeptTokens:
 
 
 class IdleCacheChoice(NamedTuple):
-    """The place of the idle cache to take (None: a new one), and how many of its tokens stay."""
+    """The place of the idle cache to take (None: a new one), and how many of its tokens stay; the others are lost."""
 
     place: int | None
     num_reused: int
@@ -59,14 +59,15 @@ def choose_idle_cache(
 ) -> IdleCacheChoice:
     """The cache for a prompt, among those that are idle, the longest idle one first; `may_add`: there may be one more.
 
-    That which shares most with the prompt; else one that is of no use to any; else a new one, so that the conversations
-    of the others can go on; else the longest idle.
+    That which shares most with the prompt, unless more of it would be lost than is reused: conversations often begin
+    alike, and go on. Else one that is of no use to any; else a new one; else the longest idle.
     """
     shared = [kept.count_reusable_tokens(token_ids, exact=exact) for kept in idle]
-    most = max(shared, default=0)
-    if most:
-        return IdleCacheChoice(shared.index(most), most)
-    useless = [index for index, kept in enumerate(idle) if not kept.count_usable_tokens(exact=exact)]
+    usable = [kept.count_usable_tokens(exact=exact) for kept in idle]
+    best = max(range(len(idle)), key=lambda place: (shared[place], -usable[place]), default=None)
+    if best is not None and shared[best] and usable[best] - shared[best] <= shared[best]:
+        return IdleCacheChoice(best, shared[best])
+    useless = [place for place, num_usable in enumerate(usable) if not num_usable]
     if useless:
         return IdleCacheChoice(useless[-1], 0)  # its memory was used last
-    return IdleCacheChoice(None if may_add or not idle else 0, 0)
+    return IdleCacheChoice(None, 0) if may_add or not idle else IdleCacheChoice(0, shared[0])

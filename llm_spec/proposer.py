@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 from llm_spec._checks import check_number
 from llm_spec._iterators import as_closable_generator
@@ -44,7 +44,7 @@ class Proposer:
 
     def open_draft_if_possible(self, open_draft: Callable[[], TokenDraft]) -> None:
         """Open the draft; if that fails, there is none."""
-        with self._drop_draft_on_failure():
+        with _DropDraftOnFailure(self):
             self._draft = draft = open_draft()
             self._self_paced = draft if isinstance(draft, SelfPacedTokenDraft) else None
 
@@ -57,7 +57,7 @@ class Proposer:
         proposal: list[DraftToken] = []
         self.self_paced_s = 0.0
         if self._draft is not None:
-            with self._drop_draft_on_failure():
+            with _DropDraftOnFailure(self):
                 self._collect_proposal(self._draft, proposal, lookahead, min(lookahead.limit(), draft_room))
                 if self._self_paced is not None:
                     seconds = self._self_paced.self_paced_s
@@ -68,14 +68,14 @@ class Proposer:
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
         """Report the round to the draft, if it is a `SelfPacedTokenDraft`."""
         if self._self_paced is not None:
-            with self._drop_draft_on_failure():
+            with _DropDraftOnFailure(self):
                 self._self_paced.end_round(token_ids, verify_s)
 
     def close(self) -> None:
         """Close the draft, after which the target goes on alone; calling it twice is harmless."""
         draft, self._draft, self._self_paced = self._draft, None, None
         if draft is not None:
-            with self._drop_draft_on_failure(" (raised by the draft's close)"):
+            with _DropDraftOnFailure(self, " (raised by the draft's close)"):
                 draft.close()
 
     def _collect_proposal(
@@ -86,9 +86,10 @@ class Proposer:
             return
         give_up_at = time.perf_counter() + self._timeout_s
         confidences: list[float | None] = []
+        vocab_size, eos_token_ids = self._target.vocab_size, self._target.tokenizer.eos_token_ids
         with contextlib.closing(as_closable_generator(draft.propose(self._context_ids))) as guesses:
             for guess in guesses:
-                token = check_draft_token(guess, self._target.vocab_size)
+                token = check_draft_token(guess, vocab_size)
                 proposal.append(token)  # from here on it is verified, whatever becomes of its draft
                 try:
                     check_confidence(token.confidence)
@@ -97,7 +98,7 @@ class Proposer:
                     raise
                 confidences.append(token.confidence)
                 if (
-                    token.token_id in self._target.tokenizer.eos_token_ids
+                    token.token_id in eos_token_ids
                     or len(proposal) == max_drafted
                     or self._cancelled.is_set()
                     or time.perf_counter() > give_up_at
@@ -107,18 +108,29 @@ class Proposer:
         if time.perf_counter() > give_up_at:
             raise DraftError(f"a proposal took longer than {self._timeout_s} s")
 
-    @contextlib.contextmanager
-    def _drop_draft_on_failure(self, where: str = "") -> Generator[None]:
-        """Whatever the draft raises ends the draft, not the answer; the first reason is kept.
+    def drop_draft(self, error: BaseException, where: str = "") -> None:
+        """Close the draft, which has failed; the first reason is kept."""
+        if self.fallback is None:
+            cause = "" if isinstance(error, Exception) else " (raised by the draft; nobody cancelled it)"
+            self.fallback = format_error_line(error) + (where or cause)
+        self.close()
 
-        Also CancelledError: no task of the caller's is cancelled in here.
-        """
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - as above
-            if self.fallback is None:
-                cause = "" if isinstance(error, Exception) else " (raised by the draft; nobody cancelled it)"
-                self.fallback = format_error_line(error) + (where or cause)
-            self.close()
+
+class _DropDraftOnFailure:
+    """Whatever the draft raises ends the draft, not the answer.
+
+    Also CancelledError: no task of the caller's is cancelled in here.
+    """
+
+    def __init__(self, proposer: Proposer, where: str = "") -> None:
+        self._proposer = proposer
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        self._proposer.drop_draft(error, self._where)
+        return True

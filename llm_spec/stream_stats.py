@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llm_spec.retrial_pause import RetrialPause
 from llm_spec.tokens.statistics import ExponentialMovingAverage, TokenCostMean
 
 __all__ = ["ExtraStreamStats"]
@@ -25,8 +26,8 @@ class ExtraStreamStats:
     def __init__(self) -> None:
         self.first_s = ExponentialMovingAverage(half_life=_HALF_LIFE)
         self.num_extra = 0
-        self._opening_cost = ExponentialMovingAverage(half_life=_HALF_LIFE)
-        self._slowdown = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
+        self._retrial = RetrialPause()
+        self._forget_costs()
 
     @property
     def opening_cost(self) -> float:
@@ -44,6 +45,16 @@ class ExtraStreamStats:
     def are_free(self) -> bool:
         """Whether no stream was seen to slow another one down."""
         return self.opening_cost == 0.0 and self.slowdown == 0.0
+
+    def record_answer_end(self, num_opened: int) -> None:
+        """An answer has ended that opened so many streams: where none ever pays, what they cost may have changed."""
+        if self._retrial.count_answer(was_tried=num_opened > 0 or self.are_free):
+            self.num_extra = 0
+            self._forget_costs()
+
+    def _forget_costs(self) -> None:
+        self._opening_cost = ExponentialMovingAverage(half_life=_HALF_LIFE)
+        self._slowdown = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
 
     def add_opening(self, num_streams: int, num_late_tokens: float) -> None:
         """So many streams were opened together, and the answer was so many tokens late when all had begun."""

@@ -40,3 +40,26 @@ def test_noise_is_no_cost() -> None:
         stats.add_token(3, sign * 0.3)
     stats.add_opening(2, 0.4)
     assert stats.are_free
+
+
+def test_what_streams_cost_is_measured_anew_where_none_is_opened_any_more() -> None:
+    """After 16, 32 … answers, 64 at most; the first stream may have been opened in a bad moment."""
+    stats, pauses = ExtraStreamStats(), list[int]()
+    for _ in range(5):
+        stats.num_extra = 3
+        stats.add_opening(1, 8.0)
+        pauses.append(0)
+        while not stats.are_free:
+            assert stats.num_extra == 3
+            stats.record_answer_end(0)
+            pauses[-1] += 1
+        assert stats.num_extra == 0
+    assert pauses == [16, 32, 64, 64, 64]
+
+
+def test_what_streams_cost_is_kept_where_they_are_opened() -> None:
+    stats = ExtraStreamStats()
+    stats.add_opening(1, 2.0)
+    for number in range(100):
+        stats.record_answer_end(number % 5)
+    assert stats.opening_cost == 2.0

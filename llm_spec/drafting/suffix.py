@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
@@ -195,8 +195,11 @@ def _iterate_likely_items(
         if survival < _MIN_SURVIVAL:
             return
         yield found.item, confidence
-        with lock or nullcontext():
+        if lock is None:
             found = _find_longest_match_with_next(automaton, found.match, min_match)
+        else:
+            with lock:
+                found = _find_longest_match_with_next(automaton, found.match, min_match)
 
 
 def _compute_match_confidence(match: LikelyNextItem[T] | None) -> float:

@@ -8,7 +8,7 @@ too, and with it the likeliest follower of each stretch of at most `max_match` i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 __all__ = ["LikelyNextItem", "SuffixAutomaton", "SuffixMatch"]
@@ -72,8 +72,10 @@ class SuffixAutomaton(Generic[T]):
         state = self._link[self._last]
         return SuffixMatch() if state <= _ROOT else self._make_suffix_match(state, self._longest[state])
 
-    def advance_match(self, match: SuffixMatch, items: Iterable[T]) -> SuffixMatch:
+    def advance_match(self, match: SuffixMatch, items: Sequence[T]) -> SuffixMatch:
         """The longest end of `match` and `items` that occurred."""
+        if len(items) > self._max_match:  # no longer one is told
+            match, items = SuffixMatch(), items[-self._max_match :]
         state, length = self._find_state_of_ending(match.state, match.length), match.length
         for item in items:
             while state != _ROOT and item not in self._next[state]:

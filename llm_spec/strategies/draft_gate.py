@@ -177,11 +177,12 @@ class DraftGate:
 
     def record_answer_end(self) -> None:
         """Keep what the answer tells of the next ones."""
-        draft = self._background_draft
+        draft, drafted_s = self._background_draft, self.measure_drafting_s()
         if draft.first_piece_s is not None:
             self._load.add_drafting(draft.first_piece_s, draft.token_s)
-        elif draft.measure_drafting_s() > self._load.first_piece_s:  # it takes longer than that
-            self._load.add_drafting(draft.measure_drafting_s(), 0.0)
+        elif drafted_s > self._load.first_piece_s:  # it takes longer than that
+            self._load.add_drafting(drafted_s, 0.0)
+        self._load.record_answer_end(has_drafted=drafted_s > 0.0 or draft.first_piece_s is not None)
 
     @property
     def _is_bounded(self) -> bool:

@@ -174,7 +174,7 @@ class _Race:
             for event in output:
                 for shown in self._apply_stop_strings(event, matcher):
                     yield shown
-            if self._error is not None:
+            if self._error is not None and matcher.matched is None:
                 raise self._error
             finish = self._find_finish(matcher)
         for held in matcher.flush():
@@ -224,6 +224,7 @@ class _Race:
             )
         self._scheduler.record_answer_end()
         self._gate.record_answer_end()
+        self._background_draft.stop()  # whatever closing a stream takes
         others = filter(None, [self._preparing, self._trying_prompt])
         tasks = [*(reader.task for reader in self._readers.values()), *others]
         for task in tasks:
@@ -337,6 +338,7 @@ class _Race:
             case Exception() as error:
                 self._handle_stream_failure(stream, error)
             case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() as event if stream is chain.streams[0]:
+                arrival.reader.stop_timing()
                 self._stop_racing(UnsupportedError("the target does more than write text"))
                 chain.output_events.append(event)
             case ReasoningDelta() | ReasoningDetail() | ToolCallDelta():
@@ -353,7 +355,8 @@ class _Race:
     def _charge_late_tokens(self, num_tokens: int, arrival: StreamArrival, *, has_begun: bool) -> None:
         """What the first stream wrote may be late by the draft, or by what finds out what the server can do."""
         self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-        if has_begun and self._race_target.is_being_tried and self._num_open_streams == 1:
+        is_trying = self._race_target.is_being_tried and not self._scheduler.is_off
+        if has_begun and is_trying and self._num_open_streams == 1:
             self._scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
 
     def _handle_new_draft_text(self) -> None:
@@ -397,6 +400,7 @@ class _Race:
         if self._fallback is None:
             self._fallback = Fallback.from_error(error)
         self._scheduler.is_off = True
+        self._scheduler.prompt_trial.stop()
         self._chain.drop_all_but_first_stream()
         self._changed.set()
 

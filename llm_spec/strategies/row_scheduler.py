@@ -313,7 +313,8 @@ class RowScheduler:
         """The answer has ended, or nobody reads on: what it took is charged to later trials."""
         if self.stream_at is None:
             self._charge_phase_of_rows(self._seen_s)
-        self._rows.add_answer_time(self._pair_stats.estimate_plain_s(len(self.ids)) or 0.0)
+        if self.ids:
+            self._rows.add_answer_time(self._pair_stats.estimate_plain_s(len(self.ids)) or 0.0)
 
     def _confirm_token(self, token_id: int, source: RowCall | None = None) -> None:
         at = len(self.ids)

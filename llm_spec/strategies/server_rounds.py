@@ -210,6 +210,7 @@ class _ServerRounds:
         """End the draft, the stream and every call, and wait until they are closed."""
         self._scheduler.record_answer_end()
         self._gate.record_answer_end()
+        self._background_draft.stop()  # whatever closing a call takes
         self._close_stream()
         for call in list(self._tasks):
             self._cancel_call(call)
@@ -487,7 +488,8 @@ class _ServerRounds:
             num_tokens = count_piece_tokens(event)
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-                if stream.timer.first_s is not None and self._is_target_being_tried():
+                is_trying = self._is_target_being_tried() and not self._has_given_up
+                if stream.timer.first_s is not None and is_trying:
                     scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:

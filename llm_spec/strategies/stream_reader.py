@@ -60,7 +60,7 @@ class StreamReader:
         self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
         self._undisturbed_s = timer.opened_s  # … the last of them at this time
         self._drafting_s = 0.0  # until then, though that was not known to disturb
-        self._is_disturbed = self._had_calls = self._was_beside_draft = False
+        self._is_disturbed = self._had_calls = self._was_beside_draft = self._is_late_for_consumer = False
         self._has_calls = has_calls
         self._changed = changed
         self._clock = get_loop_clock()
@@ -128,13 +128,18 @@ class StreamReader:
             await self._put_event(error)
 
     async def _put_event(self, event: StreamEvent | Exception | None) -> None:
-        if self.arrivals.full():
+        has_to_wait = self.arrivals.full()
+        if has_to_wait:
             self.timer.stop_timing()
         await self.arrivals.put(self._make_arrival(event))
+        if has_to_wait:  # for the consumer: what comes next is later by that, and what comes then was written meanwhile
+            self._last_s, self._last_drafting_s = self._clock(), self._gate.measure_drafting_s()
+            self._is_disturbed = self._is_late_for_consumer = True
         self._changed()
 
     def _make_arrival(self, event: StreamEvent | Exception | None) -> StreamArrival:
         now_s, now_drafting_s, has_calls = self._clock(), self._gate.measure_drafting_s(), self._has_calls()
+        has_calls = has_calls or self._is_late_for_consumer
         seconds, drafting_s = now_s - self._last_s, now_drafting_s - self._last_drafting_s
         is_beside_draft = self._gate.may_disturb(drafting_s, seconds)
         disturbs = is_beside_draft or self._was_beside_draft  # the step may have begun when the draft was writing

@@ -382,4 +382,7 @@ class StreamScheduler:
     def record_answer_end(self) -> None:
         """The answer has ended: what it took is added to what later trials may cost."""
         self._charge_lost_time()
-        self._pair_stats.rows.add_answer_time(self._pair_stats.estimate_plain_s(self._chain.num_answer_tokens) or 0.0)
+        num_tokens = self._chain.num_answer_tokens
+        if num_tokens:
+            self._pair_stats.rows.add_answer_time(self._pair_stats.estimate_plain_s(num_tokens) or 0.0)
+            self._stats.record_answer_end(self.num_opened)

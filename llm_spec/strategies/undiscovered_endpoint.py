@@ -140,7 +140,11 @@ class UndiscoveredEndpoint:
     async def _wait_for_endpoint(self) -> TokenEndpoint:
         await self._may_try.wait()
         if not self._is_feature_found and isinstance(self._target, Discoverable):
-            await self._target.discover(self._feature)
+            try:
+                await self._target.discover(self._feature)
+            except Exception:
+                self._has_been_tried = True
+                raise
         self._has_been_tried = True
         endpoint = self._target.capabilities.token_endpoint
         if endpoint is None:

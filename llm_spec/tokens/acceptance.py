@@ -239,6 +239,8 @@ def _verify_proposal_coupled(
     """Accept drafted tokens while they are the ones that the sampler draws from the target's logits."""
     if sampler.greedy and sampler.uses_raw_logits:
         return _verify_proposal_greedy(logits, len(context_ids), proposal)
+    if not proposal:
+        return VerifyResult(0, sampler.choose_token(logits[0], context_ids))
     context = [*context_ids]
     for index, token in enumerate(proposal):
         token_id = sampler.choose_token(logits[index], context)
@@ -249,12 +251,12 @@ def _verify_proposal_coupled(
 
 
 def _verify_proposal_greedy(logits: FloatArray, position: int, proposal: Sequence[DraftToken]) -> VerifyResult:
-    best_ids: list[int] = logits.argmax(axis=-1).tolist()
-    for index, best_id in enumerate(best_ids):
+    for index in range(len(logits)):  # rows after the first that differs are not needed
+        best_id = int(logits[index].argmax())
         check_best_logit_is_finite(float(logits[index, best_id]), position + index)
         if index == len(proposal) or proposal[index].token_id != best_id:
             return VerifyResult(index, best_id)
-    raise ValueError(f"logits has {len(best_ids)} rows; {len(proposal)} drafted tokens need one more than that")
+    raise ValueError(f"logits has {len(logits)} rows; {len(proposal)} drafted tokens need one more than that")
 
 
 def _compute_entropy(probs: NDArray[np.float64]) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, islice, repeat
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
@@ -250,10 +249,10 @@ class PassCostEstimate:
 
     def list_extra_s(self, max_more: int) -> list[float]:
         """[n]: the same for n tokens, up to `max_more`."""
-        deviations = self._deviations
-        rest = repeat(deviations[-1], max(0, max_more + 1 - len(deviations)))
-        counted = enumerate(islice(chain(deviations, rest), 1, max_more + 1), 1)
-        return [0.0, *(self.wide_s + count * self.per_token_s + self.plain_s * above for count, above in counted)]
+        wide_s, token_s, plain_s, deviations = self.wide_s, self.per_token_s, self.plain_s, self._deviations
+        last = len(deviations) - 1
+        counts = range(1, max_more + 1)
+        return [0.0, *[wide_s + n * token_s + plain_s * deviations[n if n < last else last] for n in counts]]
 
     def estimate_token_s(self, num_more: int) -> float:
         """Seconds for each token beyond so many (at least 1) after the first, if as many follow as is cheapest."""
@@ -306,19 +305,15 @@ def _list_deviations(deviations: tuple[float, ...]) -> tuple[tuple[float, ...], 
 
 def _solve_three(equations: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:
     """Solve three linear equations a x + b y + c z = d by Cramer's rule; they have one solution."""
-    columns = list(zip(*equations, strict=True))
-
-    def compute_determinant(x: Sequence[float], y: Sequence[float], z: Sequence[float]) -> float:
-        return (
-            x[0] * (y[1] * z[2] - y[2] * z[1]) - y[0] * (x[1] * z[2] - x[2] * z[1]) + z[0] * (x[1] * y[2] - x[2] * y[1])
-        )
-
-    a, b, c, d = columns
-    determinant = compute_determinant(a, b, c)
+    (a1, b1, c1, d1), (a2, b2, c2, d2), (a3, b3, c3, d3) = equations
+    bc12, bc13, bc23 = b1 * c2 - b2 * c1, b1 * c3 - b3 * c1, b2 * c3 - b3 * c2
+    dc12, dc13, dc23 = d1 * c2 - d2 * c1, d1 * c3 - d3 * c1, d2 * c3 - d3 * c2
+    bd12, bd13, bd23 = b1 * d2 - b2 * d1, b1 * d3 - b3 * d1, b2 * d3 - b3 * d2
+    determinant = a1 * bc23 - a2 * bc13 + a3 * bc12
     return (
-        compute_determinant(d, b, c) / determinant,
-        compute_determinant(a, d, c) / determinant,
-        compute_determinant(a, b, d) / determinant,
+        (d1 * bc23 - d2 * bc13 + d3 * bc12) / determinant,
+        (a1 * dc23 - a2 * dc13 + a3 * dc12) / determinant,
+        (a1 * bd23 - a2 * bd13 + a3 * bd12) / determinant,
     )
 
 

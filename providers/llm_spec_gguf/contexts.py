@@ -42,6 +42,10 @@ class ContextPool:
             return context
         if context is not None:
             context.close()
+        try:
+            return self._make_context(num_tokens)
+        except MemoryError:
+            self.close()  # what others would begin with
         return self._make_context(num_tokens)
 
     def release(self, context: LlamaContext) -> None:

@@ -77,11 +77,7 @@ class GgufModel:
                 self._widths = found.fast_widths if max_width is not None or _can_pay(found) else [1]
                 self.max_width = self._widths[-1]
         self.same_text = bool(self._widths)
-
-    @property
-    def pass_costs(self) -> PassCosts | None:
-        """See `PassTimingModel`."""
-        return None if self._found is None else self._found.pass_costs
+        self.pass_costs: PassCosts | None = None if self._found is None else self._found.pass_costs
 
     def open(self, *, exact: bool = True) -> TokenSession:
         return GgufSession(

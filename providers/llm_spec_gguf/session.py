@@ -61,7 +61,7 @@ class GgufSession:
         context = self._get_context(length + width)
         # Every row has its logits, whoever reads them: the head's kernel goes by their number, too.
         rows = self._read(context, [*token_ids, *[token_ids[-1]] * (width - count)], num_rows=width)
-        context.kept.record_tokens(token_ids)
+        context.kept.record_tokens(token_ids, exact=self._exact)
         if width > count:
             context.forget_from(length + count)
         return rows[count - num_rows : count]
@@ -81,7 +81,7 @@ class GgufSession:
         for start in range(0, len(token_ids), PREFILL_CHUNK_TOKENS):
             part = token_ids[start : start + PREFILL_CHUNK_TOKENS]
             rows = self._read(context, part, num_rows=1)
-            context.kept.record_tokens(part)
+            context.kept.record_tokens(part, exact=self._exact)
         return rows
 
     def _read(self, context: LlamaContext, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
@@ -105,5 +105,5 @@ class GgufSession:
             raise TargetError(f"{self._name}: {error}; give max_context less") from error
         if old is not None:
             self._context.copy_from(old)
-            self._contexts.release(old)
+            old.close()  # to another prompt it is worth no more than its copy
         return self._context

@@ -168,7 +168,7 @@ class InPlaceCacheSession:
             if width <= _MAX_KEPT_WIDTH:
                 buffers.calls[id(graph), width] = call
         call.run(token_ids, length)
-        buffers.kept.record_tokens(token_ids)
+        buffers.kept.record_tokens(token_ids, exact=self._exact)
         return call.logits[0, count - num_rows : count].astype(np.float32, copy=False)
 
     def truncate(self, length: int) -> None:

@@ -85,7 +85,7 @@ class TorchSession:
                 num_keys=self._shape.pad_num_keys(at + len(part) - 1),
                 num_rows=max(0, end - max(start, first_row)),
             )
-            slot.record_tokens(part)
+            slot.record_tokens(part, exact=self._exact)
             rows.append(logits)
             start = end
         self._forward_cost_s = self._forwards.take_cost_s()

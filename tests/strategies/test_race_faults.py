@@ -111,6 +111,67 @@ def test_text_that_comes_at_once_with_an_error_is_shown() -> None:
     run_virtual(check())
 
 
+def test_an_error_behind_a_stop_string_does_not_lose_the_answer() -> None:
+    """The target writes on, as it does not know of stop strings; its connection breaks in the same turn of the loop."""
+
+    async def burst(_: int, __: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        await asyncio.sleep(0.1)
+        for text in ("one", " two", " STOP", " three"):
+            yield TextDelta(text)
+        raise TargetError("the stream broke")
+
+    async def check() -> None:
+        raced = await read(racing(Draft(), Target(WORDS, spoil=burst)), request_of(stop=[" STOP"]))
+        assert (raced.text, raced.finish.stopped_by) == ("one two", "stop_string")
+
+    run_virtual(check())
+
+
+def test_what_a_target_takes_to_reason_is_not_its_first_tokens_time() -> None:
+    """Its text's first token comes 20 s after the request, and that of an answer without reasoning in 0.4 s."""
+
+    async def reason(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        for _ in range(1000):
+            await asyncio.sleep(0.02)
+            yield ReasoningDelta("hm")
+        async for event in events:
+            yield event
+
+    async def check() -> None:
+        decoder = racing(Draft(), Target(WORDS, spoil=reason, **SLOW))
+        stats = decoder._planner.pair_stats
+        assert (await read(decoder, request_of())).text == WORDS
+        assert (stats.first_token_s.value or 0.0) < 1.0
+
+    run_virtual(check())
+
+
+def test_a_request_that_is_cancelled_while_it_closes_leaves_no_draft() -> None:
+    """Its streams take a moment to close, and the draft would write on for an hour."""
+
+    async def slow_close(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await asyncio.sleep(0.2)
+
+    async def check() -> None:
+        draft = Draft("wrong", *[1.0] * 3600)
+        target = Target(WORDS, spoil=slow_close, **SLOW)
+        task = asyncio.create_task(racing(draft, target).decode(request_of()))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.5)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(check())
+
+
 @pytest.mark.parametrize("by_ids", [False, True])
 def test_the_partial_text_of_a_stream_that_took_over_is_the_whole_answer(by_ids: bool) -> None:
     """Not only what that one stream wrote, which is all that its provider can tell."""

@@ -244,6 +244,33 @@ def test_two_conversations_keep_their_caches(tiny: GgufModel) -> None:
             session.forward(prompts[index][num_reused:] or [5], num_rows=1)
 
 
+def test_two_conversations_that_begin_alike_keep_their_caches(tiny: GgufModel) -> None:
+    """As with one system prompt: each turn reads only what is new."""
+    chunk = [5] * PREFILL_CHUNK_TOKENS
+    turns = {name: [*chunk, *[other] * 2 * PREFILL_CHUNK_TOKENS] for name, other in (("one", 6), ("other", 7))}
+    for num_reused, name in ((0, "one"), (0, "other"), (3, "one"), (3, "other"), (3, "one")):
+        with closing(tiny.open()) as session:
+            assert isinstance(session, PrefixReusingSession)
+            assert session.reuse_prefix([*turns[name], 8]) == num_reused * PREFILL_CHUNK_TOKENS
+            if not num_reused:
+                prefill_prompt(session, turns[name])
+
+
+def test_a_cache_that_has_moved_is_kept_once(tiny: GgufModel) -> None:
+    """A copy would be found first by the next turn, and moved again; and it would take another conversation's place."""
+    prompt = [number % 50 + 3 for number in range(2 * PREFILL_CHUNK_TOKENS)]
+    for num_reused in (0, 2, 2):
+        session = tiny.open()
+        assert isinstance(session, PrefixReusingSession)
+        assert session.reuse_prefix(prompt) == num_reused * PREFILL_CHUNK_TOKENS
+        if not num_reused:
+            prefill_prompt(session, prompt)
+        for _ in range(800):  # tokens, in an answer that takes more room than the prompt
+            session.forward([5], num_rows=1)
+        session.close()
+        assert len(tiny._contexts._idle) == 1
+
+
 def test_sessions_compute_in_one_thread(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where passes have several threads: OpenMP makes them wait for each other longer where several threads call it."""
     found: list[int] = []
