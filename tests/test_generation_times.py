@@ -126,7 +126,7 @@ def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
     expected = [(num * DRAFT_TOKEN_S + EOS_S, PREPARE_S + (num + 1) * ROW_S + LEARN_S) for num in (3, 3, 0, 0, 0)]
     assert [(report.draft_s, report.verify_s) for report in rounds] == expected
     assert [(cost.draft_s, cost.verify_s) for cost in learner.reports] == [
-        (num * DRAFT_TOKEN_S + num * EOS_S, (num + 1) * ROW_S) for num in (3, 3, 0, 0, 0)
+        (num * DRAFT_TOKEN_S + EOS_S, (num + 1) * ROW_S) for num in (3, 3, 0, 0, 0)
     ]
 
 
