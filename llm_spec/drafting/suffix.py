@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
@@ -195,11 +195,8 @@ def _iterate_likely_items(
         if survival < _MIN_SURVIVAL:
             return
         yield found.item, confidence
-        if lock is None:
+        with lock or nullcontext():
             found = _find_longest_match_with_next(automaton, found.match, min_match)
-        else:
-            with lock:
-                found = _find_longest_match_with_next(automaton, found.match, min_match)
 
 
 def _compute_match_confidence(match: LikelyNextItem[T] | None) -> float:

@@ -74,7 +74,7 @@ class SuffixAutomaton(Generic[T]):
 
     def advance_match(self, match: SuffixMatch, items: Sequence[T]) -> SuffixMatch:
         """The longest end of `match` and `items` that occurred."""
-        if len(items) > self._max_match:  # no longer one is told
+        if len(items) > self._max_match:  # the longest match there is
             match, items = SuffixMatch(), items[-self._max_match :]
         state, length = self._find_state_of_ending(match.state, match.length), match.length
         for item in items:

@@ -269,8 +269,12 @@ class _Race:
 
     def _has_server_other_calls(self) -> bool:
         """Whether the server has other work of ours beside a stream."""
-        is_trying = self._race_target.is_being_tried and not self._scheduler.is_off
-        return self._num_open_streams > 1 or is_trying or self._scheduler.prompt_trial.is_running
+        return self._num_open_streams > 1 or self._is_target_being_tried or self._scheduler.prompt_trial.is_running
+
+    @property
+    def _is_target_being_tried(self) -> bool:
+        """Whether calls that find out what the target can do may still be of use to this answer."""
+        return self._race_target.is_being_tried and not self._scheduler.is_off
 
     def _is_pace_undisturbed(self, stream: RaceStream) -> bool:
         """Whether a stream tells the target's pace although others are open beside it."""
@@ -355,8 +359,7 @@ class _Race:
     def _charge_late_tokens(self, num_tokens: int, arrival: StreamArrival, *, has_begun: bool) -> None:
         """What the first stream wrote may be late by the draft, or by what finds out what the server can do."""
         self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-        is_trying = self._race_target.is_being_tried and not self._scheduler.is_off
-        if has_begun and is_trying and self._num_open_streams == 1:
+        if has_begun and self._is_target_being_tried and self._num_open_streams == 1:
             self._scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
 
     def _handle_new_draft_text(self) -> None:

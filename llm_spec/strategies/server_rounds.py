@@ -356,12 +356,13 @@ class _ServerRounds:
 
     def _has_other_server_calls(self) -> bool:
         """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
-        is_trying = self._is_target_being_tried() and not self._has_given_up
-        return bool(self._tasks) or is_trying or self._scheduler.prompt_trial.is_running
+        return bool(self._tasks) or self._is_target_being_tried or self._scheduler.prompt_trial.is_running
 
+    @property
     def _is_target_being_tried(self) -> bool:
+        """Whether calls that find out what the target can do may still be of use to this answer."""
         endpoint = self._endpoint
-        return isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried
+        return isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried and not self._has_given_up
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
         """Have some tokens of the prompt and the answer read, by a call like those of rows."""
@@ -488,8 +489,7 @@ class _ServerRounds:
             num_tokens = count_piece_tokens(event)
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-                is_trying = self._is_target_being_tried() and not self._has_given_up
-                if stream.timer.first_s is not None and is_trying:
+                if stream.timer.first_s is not None and self._is_target_being_tried:
                     scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:

@@ -261,7 +261,7 @@ _MIN_LOSS_STEPS = 0.5  # that one draft may still lose when those are used up, u
 _LOSS_WEIGHT = 2.0  # of what a draft is likely to lose, against what may be lost
 _PAUSE_DRAFT_SHARE = 0.005  # of the time of plain steps, in which a cheap draft may show that it is sure by now
 _CHEAP_DRAFT_COST = 0.05  # plain steps, of a draft of one token
-_FREE_DRAFT_COST = 0.01  # plain steps; a draft of one token that costs less may be asked for in every round
+_FREE_DRAFT_COST = 0.01  # plain steps; a draft of one token that costs less may be drafted in every round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
