@@ -13,6 +13,7 @@ from llm_spec._lazy import make_lazy_exports
 if TYPE_CHECKING:
     from llm_spec.budget import Budget
     from llm_spec.chat import (
+        AnswerDetail,
         AnswerStarted,
         ChatMessage,
         ChatRequest,
@@ -113,6 +114,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PLAIN_REASONS",
+    "AnswerDetail",
     "AnswerStarted",
     "BoundedTokenizer",
     "BreakerPolicy",
@@ -229,9 +231,9 @@ __all__ = [
 _NAMES_BY_MODULE: Final = {
     "llm_spec.budget": "Budget",
     "llm_spec.chat": (
-        "AnswerStarted ChatMessage ChatRequest ChatResponse Fallback Finish GuaranteeWeakened LocalTimings "
-        "NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling StreamEvent TargetStreamReport TextDelta "
-        "TokenLogprob ToolCall ToolCallDelta Usage"
+        "AnswerDetail AnswerStarted ChatMessage ChatRequest ChatResponse Fallback Finish GuaranteeWeakened "
+        "LocalTimings NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling StreamEvent TargetStreamReport "
+        "TextDelta TokenLogprob ToolCall ToolCallDelta Usage"
     ),
     "llm_spec.chat_response": "complete_from_stream",
     "llm_spec.concurrency_limit": "ConcurrencyLimit",

@@ -50,6 +50,11 @@ class AnswerEmitter:
         return "tool_calls" if self._parser is not None and self._parser.is_over else None
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._matcher.matched
+
+    @property
     def has_tool_calls(self) -> bool:
         """Whether a tool was called."""
         return self._parser is not None and self._parser.num_calls > 0

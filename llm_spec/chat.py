@@ -16,6 +16,7 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError, UnsupportedError, format_error_line, is_permanent_refusal
 
 __all__ = [
+    "AnswerDetail",
     "AnswerStarted",
     "ApiName",
     "ChatMessage",
@@ -46,6 +47,7 @@ __all__ = [
     "TokenLogprob",
     "ToolCall",
     "ToolCallDelta",
+    "ToolCallKind",
     "Usage",
 ]
 
@@ -71,20 +73,25 @@ Origin = Literal["plain", "accepted", "correction", "bonus"]
 # approved what it did not write. lossy: the rule, or what was lost on the way, may have changed it.
 Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
+ToolCallKind: TypeAlias = Literal["function", "custom"]
 ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
 _MAX_TOP_LOGPROBS: Final = 20  # as at OpenAI
 _MESSAGE_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _SESSION_ID: Final = re.compile(r"[!-~]{1,256}")
-_CALL_FIELDS: Final = frozenset({"id", "type", "function", "index"})
+_CALL_FIELDS: Final = frozenset({"id", "type", "function", "custom", "index"})
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One complete function call by the model; `arguments` is the JSON text as the model wrote it."""
+    """One complete call by the model; `arguments` is the JSON text as the model wrote it, of a custom tool its input.
+
+    A custom tool takes a text in place of JSON (OpenAI's chat completions).
+    """
 
     id: str
     name: str
     arguments: str
+    kind: ToolCallKind = "function"
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,8 @@ class NativeMessage:
 class ChatMessage:
     """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls.
 
-    `native` is there where a client said more than these fields hold, such as a model's reasoning of earlier turns.
+    `reasoning` is the text of a model's reasoning in an earlier turn, for targets that read it again (`to_openai` calls
+    it `reasoning_content`). `native` is there where a client said more than these fields hold.
     """
 
     role: Role
@@ -108,6 +116,7 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     native: NativeMessage | None = None
+    reasoning: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
@@ -127,12 +136,12 @@ class ChatMessage:
         if not isinstance(content, str | None) and isinstance(content, Sequence):
             content = tuple(cast("Sequence[ContentPart]", content))
         try:
-            calls = tuple(
-                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-                for call in message.get("tool_calls") or ()
-            )
+            calls = tuple(map(_parse_openai_tool_call, message.get("tool_calls") or ()))
             native = _keep_native_if_fields_are_lost(message)
-            return cls(message["role"], content, message.get("name"), calls, message.get("tool_call_id"), native)
+            reasoning = _find_openai_reasoning(message)
+            return cls(
+                message["role"], content, message.get("name"), calls, message.get("tool_call_id"), native, reasoning
+            )
         except (KeyError, TypeError) as error:
             raise InvalidRequestError(f"message is not in OpenAI's chat format: {error!r}") from error
 
@@ -145,12 +154,11 @@ class ChatMessage:
         if self.name is not None:
             out["name"] = self.name
         if self.tool_calls:
-            out["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-                for c in self.tool_calls
-            ]
+            out["tool_calls"] = list(map(_build_openai_tool_call, self.tool_calls))
         if self.tool_call_id is not None:
             out["tool_call_id"] = self.tool_call_id
+        if self.reasoning:
+            out["reasoning_content"] = self.reasoning
         return out
 
     @property
@@ -159,6 +167,25 @@ class ChatMessage:
         if isinstance(self.content, tuple):
             return "".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
         return self.content or ""
+
+
+def _parse_openai_tool_call(call: Mapping[str, Any]) -> ToolCall:
+    _check_field_type("message tool call", call, Mapping, "an object with id and function")
+    if call.get("type") == "custom":
+        return ToolCall(call["id"], call["custom"]["name"], call["custom"]["input"], "custom")
+    return ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+
+
+def _build_openai_tool_call(call: ToolCall) -> dict[str, Any]:
+    if call.kind == "custom":
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _find_openai_reasoning(message: Mapping[str, Any]) -> str:
+    """The reasoning of an earlier turn, by either of the names that servers give it."""
+    found = message.get("reasoning_content") or message.get("reasoning")
+    return found if isinstance(found, str) else ""
 
 
 def _keep_native_if_fields_are_lost(message: Mapping[str, Any]) -> NativeMessage | None:
@@ -396,6 +423,17 @@ class ReasoningDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerDetail:
+    """A part of an answer that this library does not read, in the words of its API: it is handed on.
+
+    Of chat completions some fields of a delta, such as `annotations`, `images` or `audio`.
+    """
+
+    api: ApiName
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallDelta:
     """A piece of the call at `index`; `id` and `name` come with its first piece, `arguments` adds up."""
 
@@ -403,6 +441,7 @@ class ToolCallDelta:
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    kind: ToolCallKind = "function"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,18 +563,19 @@ class Finish:
     """The last event of every stream that ends well.
 
     `usage` is None where the provider does not count, `stopped_by` where it does not say; `draft_usage` is what a
-    draft beside it used.
+    draft beside it used. `stop_string` is the one of the request's that ended the answer, where it is known.
     """
 
     finish_reason: FinishReason
     usage: Usage | None = None
     stopped_by: StoppedBy | None = None
     draft_usage: Usage | None = None
+    stop_string: str | None = None
 
 
 # How an answer comes about, none of its text.
 Progress: TypeAlias = AnswerStarted | Round | TargetStreamReport | LocalTimings | Fallback | Retry | GuaranteeWeakened
-StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ReasoningDetail | ToolCallDelta | Progress | Finish
+StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ReasoningDetail | AnswerDetail | ToolCallDelta | Progress | Finish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -548,6 +588,8 @@ class ChatResponse:
     reasoning: str = ""
     stopped_by: StoppedBy | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    stop_string: str | None = None
+    details: tuple[AnswerDetail, ...] = ()
 
     @property
     def content(self) -> str:

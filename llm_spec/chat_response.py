@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llm_spec.chat import (
+    AnswerDetail,
     ChatMessage,
     ChatRequest,
     ChatResponse,
@@ -30,6 +31,7 @@ class ChatResponseBuilder:
         self._logprobs: list[TokenLogprob] | None = None
         self._reasoning: list[str] = []
         self._calls: dict[int, ToolCall] = {}
+        self._details: list[AnswerDetail] = []
 
     @property
     def text(self) -> str:
@@ -48,15 +50,21 @@ class ChatResponseBuilder:
                 self._reasoning.append(event.text)
             case ToolCallDelta():
                 self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
+            case AnswerDetail():
+                self._details.append(event)
             case Finish():
                 calls = tuple(call for _, call in sorted(self._calls.items()))
                 return ChatResponse(
-                    message=ChatMessage("assistant", self.text or None, tool_calls=calls),
+                    message=ChatMessage(
+                        "assistant", self.text or None, tool_calls=calls, reasoning="".join(self._reasoning)
+                    ),
                     finish_reason=event.finish_reason,
                     usage=event.usage,
                     reasoning="".join(self._reasoning),
                     stopped_by=event.stopped_by,
                     logprobs=None if self._logprobs is None else tuple(self._logprobs),
+                    stop_string=event.stop_string,
+                    details=tuple(self._details),
                 )
             case _:
                 pass
@@ -79,5 +87,10 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
 def append_tool_call_delta(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
     """A tool call with one more piece of it."""
     if call is None:
-        return ToolCall(delta.id or "", delta.name or "", delta.arguments)
-    return ToolCall(call.id or delta.id or "", call.name or delta.name or "", call.arguments + delta.arguments)
+        return ToolCall(delta.id or "", delta.name or "", delta.arguments, delta.kind)
+    return replace(
+        call,
+        id=call.id or delta.id or "",
+        name=call.name or delta.name or "",
+        arguments=call.arguments + delta.arguments,
+    )

@@ -42,6 +42,7 @@ def estimate_request_tokens(request: ChatRequest) -> int:
     Tools, schemas and fields that this library knows nothing of count by their bytes, an image as a large one.
     """
     num_bytes = sum(_count_utf8_bytes(message.text) for message in request.messages)
+    num_bytes += sum(_count_utf8_bytes(message.reasoning) for message in request.messages if message.native is None)
     others = [request.tools, request.response_format, request.extra]
     num_others = sum(map(_estimate_json_value_bytes, others)) + sum(
         map(_count_tool_call_and_file_bytes, request.messages)

@@ -181,10 +181,10 @@ def _make_finish(
     )
     finish_reason = _FINISH_REASONS.get(stopped_by, "length")
     if drafter is None:
-        return Finish(finish_reason, usage, stopped_by, None)
+        return Finish(finish_reason, usage, stopped_by, None, text.stop_string)
     num_drafted, is_free = generation.stats.num_draft_tokens, get_draft_capabilities(drafter).is_free
     drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free else 0)
-    return Finish(finish_reason, usage, stopped_by, drafted)
+    return Finish(finish_reason, usage, stopped_by, drafted, text.stop_string)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline, count_prompt_characters
 from llm_spec.budget import AnswerReservation, CostTracker
 from llm_spec.chat import (
+    AnswerDetail,
     ChatRequest,
     ChatResponse,
     Fallback,
@@ -76,6 +77,7 @@ class AnswerRecorder:
         self._first_text_s: float | None = None
         self._texts: list[TextDelta] = []
         self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
+        self._details: list[AnswerDetail] = []
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
         self._fallbacks: list[Fallback] = []
@@ -107,7 +109,7 @@ class AnswerRecorder:
     @property
     def has_output(self) -> bool:
         """Whether anything of the answer has been emitted."""
-        return bool(self._texts or self._reasoning or self._calls)
+        return bool(self._texts or self._reasoning or self._calls or self._details)
 
     @property
     def is_refused_by_budget(self) -> bool:
@@ -255,6 +257,8 @@ class AnswerRecorder:
                 self._reasoning.append(event)
             case ReasoningDetail():
                 self._reasoning.append(event)
+            case AnswerDetail():
+                self._details.append(event)
             case ToolCallDelta():
                 self._other_deltas.append(event)
                 self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
@@ -289,7 +293,10 @@ class AnswerRecorder:
         if response.content:
             self.add_event(TextDelta(response.content, logprobs=response.logprobs))
         self._calls = dict(enumerate(response.message.tool_calls))
-        self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
+        self._details = list(response.details)
+        self.finish = Finish(
+            response.finish_reason, response.usage, response.stopped_by, stop_string=response.stop_string
+        )
 
     def add_plain_steps_to_baseline(self, baseline: TargetSpeedBaseline) -> None:
         """Add the plain steps of this answer, by a model in this process."""
@@ -332,6 +339,8 @@ class AnswerRecorder:
             content=self.content,
             finish_reason=finish.finish_reason,
             stopped_by=finish.stopped_by,
+            stop_string=finish.stop_string,
+            details=tuple(self._details),
             strategy=strategy_choice.strategy.name,
             guarantee=text_guarantee.guarantee,
             same_text=text_guarantee.same_text,

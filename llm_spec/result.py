@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from llm_spec.chat import (
+    AnswerDetail,
     ChatMessage,
     Finish,
     FinishReason,
@@ -190,12 +191,14 @@ class SpeculativeResult:
     all calls of the target read and wrote, `draft_usage` what those of the draft did, None where not counted. Calls
     that their providers counted are as they said; those that broke or were left count what was sent and what came.
     `stopped_by` is None where the target did not say what ended the answer, or ended it by a limit of its own.
+    `stop_string` is the stop string that did, where it is known.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were dropped, `retries` why the target was called again.
     `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
     measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
     something was.
-    `reasoning_events` are the reasoning as it came, with what its provider needs back with the next turn.
+    `reasoning_events` are the reasoning as it came, with what its provider needs back with the next turn. `details` are
+    parts of the answer that this library does not read.
     `logprobs`: one for each token of `content`, if the request has `top_logprobs`. Tokens of reasoning
     and tool calls have none, nor those that a stop string cut off.
     `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
@@ -228,11 +231,13 @@ class SpeculativeResult:
     plain_reason: PlainReason | None = None
     plain_detail: str | None = None
     lookahead: Mapping[str, float] = field(default_factory=dict[str, float])
+    stop_string: str | None = None
+    details: tuple[AnswerDetail, ...] = ()
 
     @property
     def message(self) -> ChatMessage:
         """The answer as a chat message."""
-        return ChatMessage("assistant", self.content or None, tool_calls=self.tool_calls)
+        return ChatMessage("assistant", self.content or None, tool_calls=self.tool_calls, reasoning=self.reasoning)
 
     @property
     def speedup(self) -> float | None:
@@ -295,6 +300,7 @@ class SpeculativeResult:
             **({} if self.logprobs is None else {"logprobs": [_logprob_to_dict(logprob) for logprob in self.logprobs]}),
             "finish_reason": self.finish_reason,
             "stopped_by": self.stopped_by,
+            "stop_string": self.stop_string,
             **self.to_report(),
             "rounds": [dataclasses.asdict(report) for report in self.rounds],
             "usage": {
@@ -337,4 +343,6 @@ class SpeculativeFinish(Finish):
     @classmethod
     def from_finish(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
         """A strategy's end with the result."""
-        return cls(finish.finish_reason, result.usage, finish.stopped_by, result.draft_usage, result)
+        return cls(
+            finish.finish_reason, result.usage, finish.stopped_by, result.draft_usage, finish.stop_string, result
+        )

@@ -55,7 +55,7 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        AnswerStarted BoundedTokenizer BreakerPolicy Budget BudgetError Capabilities CascadeDraft ChatMessage
+        AnswerDetail AnswerStarted BoundedTokenizer BreakerPolicy Budget BudgetError Capabilities CascadeDraft ChatMessage
         ChatRequest ChatResponse ChunkStreaming CircuitOpenError ConcurrencyLimit ConfigError Cost CostAware
         DecoderStats DeviceRoundModel DeviceRoundResult DeviceRoundRunner Discoverable DraftCapabilities DraftError
         DraftPiece DraftProvider DraftToken Ewma Fallback FeatureLossAware Finish Fixed Generation GenerationLimits

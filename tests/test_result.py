@@ -148,7 +148,7 @@ def test_figures_are_the_result_without_the_answer() -> None:
     told, whole = result.to_report(), result.to_dict()
     assert json.loads(json.dumps(told)) == told
     assert {name: whole[name] for name in told} == told
-    rest = {"content", "finish_reason", "stopped_by", "rounds", "usage", "tool_calls", "reasoning"}
+    rest = {"content", "finish_reason", "stopped_by", "stop_string", "rounds", "usage", "tool_calls", "reasoning"}
     assert set(whole) - set(told) == rest
 
 

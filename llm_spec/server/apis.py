@@ -35,11 +35,13 @@ class AnswerEncodingContext:
 class ApiDefinition:
     """One API: a body to requests (more than one only where it has several prompts), answers to a body or a stream.
 
-    `parse` is given the target's own API, None for a model in this process. `can_relay`: whether several choices and
+    `target_api`: the API of targets to which its messages go as they are. `parse` is given the target's own API, None
+    for a model in this process. `can_relay`: whether several choices and
     log-probabilities may be requested, which only the target's own chunks have.
     """
 
     name: str
+    target_api: ApiName | None
     parse: Callable[[Body, ApiName | None], list[ParsedRequest]]
     build_body: Callable[[Sequence[SpeculativeResult], Sequence[ParsedRequest], AnswerEncodingContext], Json]
     create_encoder: Callable[[ParsedRequest, AnswerEncodingContext], AnswerStreamEncoder]
@@ -60,6 +62,7 @@ def _create_chat_stream_encoder(parsed: ParsedRequest, context: AnswerEncodingCo
 APIS: Final = {
     "/v1/chat/completions": ApiDefinition(
         name="chat.completions",
+        target_api="chat",
         parse=lambda body, target_api: [parse_chat_request(body, is_local=target_api is None)],
         build_body=lambda results, _, n: build_chat_completion(results[0], answer_id=n.answer_id, model=n.model),
         create_encoder=_create_chat_stream_encoder,
@@ -67,6 +70,7 @@ APIS: Final = {
     ),
     "/v1/completions": ApiDefinition(
         name="completions",
+        target_api="chat",
         parse=lambda body, target_api: parse_completion_requests(body, is_local=target_api is None),
         build_body=lambda results, parsed, n: build_completion_response(
             results, parsed, answer_id=n.answer_id, model=n.model
@@ -76,6 +80,7 @@ APIS: Final = {
     ),
     "/v1/responses": ApiDefinition(
         name="responses",
+        target_api=None,
         parse=lambda body, target_api: [parse_responses_request(body, is_local=target_api is None)],
         build_body=lambda results, parsed, n: build_responses_api_response(
             results[0], parsed[0], answer_id=n.answer_id, model=n.model
@@ -84,6 +89,7 @@ APIS: Final = {
     ),
     "/v1/messages": ApiDefinition(
         name="messages",
+        target_api="messages",
         parse=lambda body, target_api: [parse_messages_request(body, target_api=target_api)],
         build_body=lambda results, parsed, n: build_anthropic_message(
             results[0], parsed[0], answer_id=n.answer_id, model=n.model

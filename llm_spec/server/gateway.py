@@ -28,6 +28,7 @@ from llm_spec.server.problems import HttpProblem, convert_error_to_problem
 from llm_spec.server.request_fields import ParsedRequest, get_requested_model_name
 from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
+from llm_spec.server.system_placement import build_changes_header, place_system_texts_of_request
 from llm_spec.server.token_count import count_request_tokens
 from llm_spec.telemetry import log_event, make_request_id
 
@@ -257,7 +258,11 @@ class Gateway:
             client=client,
             parsed_requests=parsed_requests,
             context=context,
-            headers={**self._build_common_headers(request), **build_dropped_fields_header(dropped_fields)},
+            headers={
+                **self._build_common_headers(request),
+                **build_dropped_fields_header(dropped_fields),
+                **build_changes_header(parsed_requests),
+            },
             to_problem=self._convert_error_to_problem,
         )
         return await responder.respond_whole_or_streamed()
@@ -273,6 +278,8 @@ class Gateway:
             parsed_requests = await run_in_body_thread(api.parse, body, model.target_api)
         else:
             parsed_requests = api.parse(body, model.target_api)
+        if api.target_api != model.target_api:
+            parsed_requests = [place_system_texts_of_request(parsed, model.target_api) for parsed in parsed_requests]
         return model.drop_unsafe_fields(parsed_requests)
 
     def _admit_request(self, client: ApiClient) -> None:

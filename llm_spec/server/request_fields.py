@@ -70,7 +70,10 @@ _DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
 
 @dataclass(slots=True, kw_only=True)
 class ParsedRequest:
-    """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer."""
+    """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer.
+
+    `changes` names what the target is told in another way than the client said it (`x-llm-spec-changed`).
+    """
 
     model: str
     request: ChatRequest
@@ -80,6 +83,7 @@ class ParsedRequest:
     logprobs: bool = False
     echo: str = ""  # text that the answer begins with
     body: Body = field(default_factory=dict[str, Any])
+    changes: tuple[str, ...] = ()
 
 
 def get_typed_field(body: Body, name: str, default: T, kind: type | None = None) -> T:

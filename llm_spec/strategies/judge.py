@@ -261,7 +261,7 @@ class _JudgedAnswer:
             self._num_written_tokens += min(num_pieces_left, len(pieces))
         shown = self._matcher.push(text, delta.origin)
         if self._matcher.matched is not None:
-            self._finish = Finish("stop", None, "stop_string")
+            self._finish = Finish("stop", None, "stop_string", stop_string=self._matcher.matched)
         elif self._request.max_tokens is not None and self._num_tokens >= self._request.max_tokens:
             shown = [*shown, *self._matcher.flush()]
             self._finish = Finish("length", None, "max_tokens")
@@ -286,7 +286,7 @@ class _JudgedAnswer:
                             yield held_delta
                     yield shown_event
                 if self._matcher.matched is not None:
-                    yield Finish("stop", None, "stop_string")
+                    yield Finish("stop", None, "stop_string", stop_string=self._matcher.matched)
                     return
 
     async def _stream_rest_of_answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:

@@ -28,6 +28,7 @@ from typing import Any, Final, NoReturn
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.chat import (
+    AnswerDetail,
     ChatMessage,
     ChatRequest,
     ChatResponse,
@@ -72,7 +73,7 @@ _READ_AHEAD: Final = 256  # events of a strategy that may wait
 _PAUSE_PER_PARSE: Final = 8.0  # of a parser's own time that passes before it is called again
 _CONTROL_TOKEN: Final = re.compile(r"[<\[]\S*[>\]]")  # may end an answer: then it has no text
 _UNKNOWN_TEXT: Final = "?"
-_MESSAGE_EVENTS: Final = (TextDelta, ReasoningDelta, ReasoningDetail, ToolCallDelta)
+_MESSAGE_EVENTS: Final = (TextDelta, ReasoningDelta, ReasoningDetail, AnswerDetail, ToolCallDelta)
 
 
 def prepare_with_message_parser(prepare: Prepare, context: StrategyContext) -> ReadyStrategy | Refusal:

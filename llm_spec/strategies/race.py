@@ -12,6 +12,7 @@ from typing import Final
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import MIN_BASELINE_TOKENS, count_prompt_characters
 from llm_spec.chat import (
+    AnswerDetail,
     Fallback,
     Finish,
     Guarantee,
@@ -207,9 +208,8 @@ class _Race:
         """How the answer has ended, with the tokens that are its own; None: not yet."""
         chain = self._chain
         if matcher.matched is not None:
-            return Finish(
-                "stop", Usage(output_tokens=chain.count_tokens_until_character(self._num_shown)), "stop_string"
-            )
+            usage = Usage(output_tokens=chain.count_tokens_until_character(self._num_shown))
+            return Finish("stop", usage, "stop_string", stop_string=matcher.matched)
         return None if chain.finish is None else replace(chain.finish, usage=chain.count_answer_usage())
 
     async def aclose(self) -> None:
@@ -341,11 +341,13 @@ class _Race:
                 self._handle_stream_failure(stream, error)
             case Exception() as error:
                 self._handle_stream_failure(stream, error)
-            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() as event if stream is chain.streams[0]:
+            case ReasoningDelta() | ReasoningDetail() | AnswerDetail() | ToolCallDelta() as event if (
+                stream is chain.streams[0]
+            ):
                 arrival.reader.stop_timing()
                 self._stop_racing(UnsupportedError("the target does more than write text"))
                 chain.output_events.append(event)
-            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta():
+            case ReasoningDelta() | ReasoningDetail() | AnswerDetail() | ToolCallDelta():
                 self._handle_stream_failure(stream, UnsupportedError("a later stream does more than write text"))
             case _:
                 pass

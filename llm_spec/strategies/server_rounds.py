@@ -100,7 +100,8 @@ async def answer_in_rounds(
                     num_shown += count_answer_tokens_in_event(shown_event)
                     yield shown_event
                 if matcher.matched is not None:
-                    finish = Finish("stop", rounds.count_answer_usage(num_shown), "stop_string")
+                    usage = rounds.count_answer_usage(num_shown)
+                    finish = Finish("stop", usage, "stop_string", stop_string=matcher.matched)
                     break
         if finish is not None:  # else the target's own stream broke off without one
             yield finish

@@ -99,11 +99,12 @@ class ScriptedProvider:
             del pieces[request.max_tokens :]
             finish_reason, stopped_by = "length", "max_tokens"
         text = "".join(pieces)
-        found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
-        if found:
-            pieces = self._split_text_into_pieces(text[: min(found)])
+        found = min(((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
+        if found is not None:
+            pieces = self._split_text_into_pieces(text[: found[0]])
             finish_reason, stopped_by = "stop", "stop_string"
-        finish = Finish(finish_reason, self._count_usage(request, pieces), stopped_by)
+        stop_string = None if found is None else found[1]
+        finish = Finish(finish_reason, self._count_usage(request, pieces), stopped_by, stop_string=stop_string)
         return [*map(TextDelta, pieces), finish]
 
     def _split_text_into_pieces(self, text: str) -> list[str]:

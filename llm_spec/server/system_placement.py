@@ -1,0 +1,41 @@
+"""A client's system and developer texts where the target reads them, if it speaks another API than the client. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from llm_spec.chat import ApiName
+from llm_spec.server.request_fields import ParsedRequest
+from llm_spec.system_texts import join_neighbouring_user_messages, place_later_system_texts, place_system_texts
+
+__all__ = ["build_changes_header", "place_system_texts_of_request"]
+
+_CHANGE = "system-texts"
+
+
+def place_system_texts_of_request(parsed: ParsedRequest, target_api: ApiName | None) -> ParsedRequest:
+    """A request with its system texts placed for a target of another API; None: a model in this process.
+
+    Such a model has its chat template decide about later ones. A server's template is not known here: later ones are
+    texts of the user, and neighbouring messages of the user are joined, which some templates need. Anthropic's API
+    takes as many of both as there are, but later ones as texts of the user, too.
+    """
+    request = parsed.request
+    if request.raw:
+        return parsed
+    if target_api == "messages":
+        messages = place_later_system_texts(request.messages, role="user")
+    else:
+        messages = place_system_texts(request.messages, later_role="system" if target_api is None else "user")
+    is_changed = messages is not request.messages
+    if target_api == "chat":
+        messages = join_neighbouring_user_messages(messages)
+    changes = (*parsed.changes, _CHANGE) if is_changed else parsed.changes
+    return replace(parsed, request=replace(request, messages=messages), changes=changes)
+
+
+def build_changes_header(parsed_requests: Sequence[ParsedRequest]) -> Mapping[str, str]:
+    """What tells a client what its target was told in another way."""
+    changes = sorted({change for parsed in parsed_requests for change in parsed.changes})
+    return {"x-llm-spec-changed": ", ".join(changes)} if changes else {}

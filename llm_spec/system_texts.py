@@ -1,0 +1,100 @@
+"""Where texts of system and developer stand in a conversation for another API, or for a chat template. Pure.
+
+Clients send them anywhere: agents put several before the first turn, and more between later ones. Most chat templates
+take one, at the beginning; many drop or refuse the others, or the role `developer`. So those before the first answer
+become one. Later ones keep their place: moved to the front they would change the first bytes of the prompt with every
+turn, and with them all that a server has cached of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from llm_spec.chat import ChatMessage, Role
+
+__all__ = [
+    "join_neighbouring_user_messages",
+    "mark_system_text",
+    "place_later_system_texts",
+    "place_system_texts",
+]
+
+_SYSTEM_ROLES: Final = ("system", "developer")
+_SEPARATOR: Final = "\n\n"
+
+
+def place_system_texts(messages: Sequence[ChatMessage], *, later_role: Role = "user") -> tuple[ChatMessage, ...]:
+    """Messages with one text of the system at most before the first answer, at the beginning.
+
+    Later ones are as `place_later_system_texts` has them. The messages themselves come back where nothing of them
+    changes. Doing it twice changes no more than doing it once.
+    """
+    num_before = _count_messages_before_answers(messages)
+    first = [message for message in messages[:num_before] if message.role in _SYSTEM_ROLES]
+    placed = [message for message in messages[:num_before] if message.role not in _SYSTEM_ROLES]
+    if len(first) == 1 and messages[0].role == "system":
+        placed.insert(0, messages[0])  # as it came
+    elif first:
+        placed.insert(0, ChatMessage("system", _SEPARATOR.join(message.text for message in first if message.text)))
+    return _keep_if_equal(messages, place_later_system_texts([*placed, *messages[num_before:]], role=later_role))
+
+
+def place_later_system_texts(messages: Sequence[ChatMessage], *, role: Role) -> tuple[ChatMessage, ...]:
+    """Messages whose texts of the system after the first answer are of this role, behind results of tools beside them.
+
+    As `user` they are marked texts. The messages themselves come back where nothing of them changes.
+    """
+    num_before = _count_messages_before_answers(messages)
+    placed = [*messages[:num_before]]
+    held: list[ChatMessage] = []  # results of tools follow their calls
+    for message in messages[num_before:]:
+        if message.role in _SYSTEM_ROLES:
+            held.append(_place_later_system_text(message, role))
+            continue
+        if message.role != "tool":
+            placed += held
+            held.clear()
+        placed.append(message)
+    return _keep_if_equal(messages, (*placed, *held))
+
+
+def _count_messages_before_answers(messages: Sequence[ChatMessage]) -> int:
+    return next((i for i, message in enumerate(messages) if message.role in ("assistant", "tool")), len(messages))
+
+
+def _keep_if_equal(messages: Sequence[ChatMessage], placed: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    is_equal = len(placed) == len(messages) and all(new is old for new, old in zip(placed, messages, strict=True))
+    return tuple(messages) if is_equal else placed
+
+
+def _place_later_system_text(message: ChatMessage, role: Role) -> ChatMessage:
+    if role == "system":
+        return message if message.role == "system" else ChatMessage("system", message.text)
+    return ChatMessage("user", mark_system_text(message.text))
+
+
+def mark_system_text(text: str) -> str:
+    """A text of the system, for a place where only a user may speak."""
+    return f"<system>\n{text}\n</system>"
+
+
+def join_neighbouring_user_messages(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Messages without two of the user one after the other: some templates refuse them."""
+    joined: list[ChatMessage] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is None or not (last.role == message.role == "user"):
+            joined.append(message)
+        elif isinstance(last.content, str) and isinstance(message.content, str):
+            joined[-1] = replace(last, content=last.content + _SEPARATOR + message.content, native=None)
+        else:
+            joined[-1] = replace(last, content=(*_list_parts(last), *_list_parts(message)), native=None)
+    return tuple(joined)
+
+
+def _list_parts(message: ChatMessage) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(message.content, tuple):
+        return message.content
+    return ({"type": "text", "text": message.content or ""},)
