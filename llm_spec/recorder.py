@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from llm_spec._clock import get_loop_clock
+from llm_spec.answer_order import AnswerOrder
 from llm_spec.baseline import TargetSpeedBaseline, count_prompt_characters
 from llm_spec.budget import AnswerReservation, CostTracker
 from llm_spec.chat import (
@@ -79,6 +80,7 @@ class AnswerRecorder:
         self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
         self._details: list[AnswerDetail] = []
         self._calls: dict[int, ToolCall] = {}
+        self._order = AnswerOrder()
         self._rounds: list[Round] = []
         self._fallbacks: list[Fallback] = []
         self.was_speculation_refused = False  # by the target, which was then called without speculation
@@ -217,6 +219,7 @@ class AnswerRecorder:
         for kept in (self._texts, self._reasoning, self._other_deltas, self._rounds, self._weakened):
             kept.clear()
         self._calls.clear()
+        self._order.clear()
 
     @property
     def _is_all_written_by_target(self) -> bool:
@@ -255,12 +258,15 @@ class AnswerRecorder:
             case ReasoningDelta():
                 self._other_deltas.append(event)
                 self._reasoning.append(event)
+                self._order.note_reasoning(len(self._texts), len(event.text))
             case ReasoningDetail():
                 self._reasoning.append(event)
             case AnswerDetail():
                 self._details.append(event)
             case ToolCallDelta():
                 self._other_deltas.append(event)
+                if event.index not in self._calls:
+                    self._order.note_call(len(self._texts), event.index)
                 self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
             case Finish():
                 self.finish = event
@@ -341,6 +347,7 @@ class AnswerRecorder:
             stopped_by=finish.stopped_by,
             stop_string=finish.stop_string,
             details=tuple(self._details),
+            order=self._order.list_parts(self._texts, sorted(self._calls)),
             strategy=strategy_choice.strategy.name,
             guarantee=text_guarantee.guarantee,
             same_text=text_guarantee.same_text,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from llm_spec.answer_order import AnswerPart
 from llm_spec.chat import (
     AnswerDetail,
     ChatMessage,
@@ -20,8 +22,10 @@ from llm_spec.chat import (
     ReasoningDetail,
     Round,
     StoppedBy,
+    TextDelta,
     TokenLogprob,
     ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from llm_spec.pricing import Cost
@@ -198,7 +202,8 @@ class SpeculativeResult:
     measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
     something was.
     `reasoning_events` are the reasoning as it came, with what its provider needs back with the next turn. `details` are
-    parts of the answer that this library does not read.
+    parts of the answer that this library does not read. `order` has the parts of the answer as they came, where that is
+    not reasoning, then text, then calls.
     `logprobs`: one for each token of `content`, if the request has `top_logprobs`. Tokens of reasoning
     and tool calls have none, nor those that a stop string cut off.
     `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
@@ -233,11 +238,30 @@ class SpeculativeResult:
     lookahead: Mapping[str, float] = field(default_factory=dict[str, float])
     stop_string: str | None = None
     details: tuple[AnswerDetail, ...] = ()
+    order: tuple[AnswerPart, ...] = ()
 
     @property
     def message(self) -> ChatMessage:
         """The answer as a chat message."""
         return ChatMessage("assistant", self.content or None, tool_calls=self.tool_calls, reasoning=self.reasoning)
+
+    def iterate_answer(self) -> Iterator[TextDelta | ReasoningDelta | ToolCallDelta | AnswerDetail]:
+        """The answer's parts in the order in which they came, each as one piece; details follow the first text."""
+        calls: list[AnswerPart] = [("call", index) for index in range(len(self.tool_calls))]
+        usual: list[AnswerPart] = [("reasoning", len(self.reasoning)), ("text", len(self.content)), *calls]
+        reasoning, content = io.StringIO(self.reasoning), io.StringIO(self.content)
+        logprobs, details = self.logprobs, self.details
+        for kind, number in self.order or usual:
+            if kind == "reasoning":
+                yield ReasoningDelta(reasoning.read(number))
+            elif kind == "call":
+                call = self.tool_calls[number]
+                yield ToolCallDelta(number, call.id, call.name, call.arguments, call.kind)
+            else:
+                yield TextDelta(content.read(number), logprobs=logprobs)
+                yield from details
+                logprobs, details = None, ()
+        yield from details
 
     @property
     def speedup(self) -> float | None:
