@@ -39,6 +39,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _CHAT_API: Final = APIS["/v1/chat/completions"]
 _MESSAGES_API: Final = APIS["/v1/messages"]
+_RESPONSES_API: Final = APIS["/v1/responses"]
 _BETAS_HEADER: Final = "anthropic-beta"  # features that some of its fields need
 SERVER_NAME: Final = "llm-spec"  # not which version of what
 _SERVER_HEADER: Final = {"Server": SERVER_NAME}
@@ -79,6 +80,8 @@ class Gateway:
         for path, api in APIS.items():
             for route in (path, path.removeprefix("/v1")):
                 app.router.add_post(route, partial(self._handle_answer_request, api))
+                if api is _RESPONSES_API:
+                    app.router.add_get(route, self._refuse_websocket, allow_head=False)
         for prefix in ("/v1", ""):
             app.router.add_post(f"{prefix}/messages/count_tokens", self._handle_count_tokens)
             app.router.add_get(f"{prefix}/models", self._handle_list_models)
@@ -225,6 +228,17 @@ class Gateway:
             self._release_request(client)
         return self._build_json_response(request, {"input_tokens": num_tokens})
 
+    async def _refuse_websocket(self, request: web.Request) -> web.Response:
+        """Clients that try a WebSocket first fall back to HTTP at once upon this status, and no other."""
+        if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
+            raise web.HTTPMethodNotAllowed(request.method, [hdrs.METH_POST])
+        problem = HttpProblem(
+            426, "this server has no WebSockets; send a POST request by HTTP", code="upgrade_required"
+        )
+        refusal = self._build_error_response(request, problem)
+        refusal.headers.update({hdrs.UPGRADE: "HTTP/1.1", hdrs.CONNECTION: "Upgrade"})
+        return refusal
+
     async def _handle_answer_request(self, api: ApiDefinition, request: web.Request) -> web.StreamResponse:
         started_s = now()
         client = self._clients.authenticate(request.headers)
@@ -271,7 +285,7 @@ class Gateway:
     async def _parse_body_to_requests(
         self, api: ApiDefinition, request: web.Request, request_body: RequestBody, model: ServedModel
     ) -> tuple[list[ParsedRequest], list[str]]:
-        """The requests of a body, and the names of fields that are not sent to the target."""
+        """The requests of a body, and the names of what is not sent to the target: tools, items and fields."""
         body = request_body.fields
         if api is _MESSAGES_API and _BETAS_HEADER in request.headers:
             body["betas"] = [name.strip() for name in request.headers[_BETAS_HEADER].split(",")]
@@ -286,7 +300,8 @@ class Gateway:
             ]
         if is_translated:
             parsed_requests = [place_system_texts_of_request(parsed, model.target_api) for parsed in parsed_requests]
-        return model.drop_unsafe_fields(parsed_requests)
+        parsed_requests, dropped_fields = model.drop_unsafe_fields(parsed_requests)
+        return parsed_requests, [*parsed_requests[0].left_out, *dropped_fields]
 
     def _admit_request(self, client: ApiClient) -> None:
         """Let a request in; raises HttpProblem where there are too many."""

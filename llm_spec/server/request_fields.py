@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec.chat import ChatMessage, ChatRequest, Sampling
+from llm_spec.chat import ChatMessage, ChatRequest, Sampling, ToolCallKind
 from llm_spec.errors import InvalidRequestError
 from llm_spec.request_fields import FIELDS, find_local_field_use
 
 __all__ = [
     "Body",
+    "ClientTool",
     "Json",
     "ParsedRequest",
     "build_chat_request",
@@ -68,11 +69,21 @@ _MAX_STOP_STRINGS: Final = 256  # each of them is looked for in each piece of th
 _DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
 
 
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool as its client calls it."""
+
+    name: str
+    namespace: str | None = None
+    kind: ToolCallKind = "function"
+
+
 @dataclass(slots=True, kw_only=True)
 class ParsedRequest:
     """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer.
 
-    `changes` names what the target is told in another way than the client said it (`x-llm-spec-changed`).
+    `changes` names what the target is told in another way than the client said it (`x-llm-spec-changed`), `left_out`
+    what of it the target is not told (`x-llm-spec-left-out`). `client_tools`: tools by the names that the target knows.
     """
 
     model: str
@@ -84,6 +95,8 @@ class ParsedRequest:
     echo: str = ""  # text that the answer begins with
     body: Body = field(default_factory=dict[str, Any])
     changes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    client_tools: Mapping[str, ClientTool] = field(default_factory=dict[str, ClientTool])
 
 
 def get_typed_field(body: Body, name: str, default: T, kind: type | None = None) -> T:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Final, cast
 
-from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
+from llm_spec.chat import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCall, ToolCallDelta
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import (
@@ -21,24 +20,56 @@ from llm_spec.server.encoding import (
     get_finish_reason,
 )
 from llm_spec.server.problems import HttpProblem
-from llm_spec.server.request_fields import Json, ParsedRequest
+from llm_spec.server.request_fields import ClientTool, Json, ParsedRequest
+from llm_spec.server.responses_items import (
+    OpenCustomCallItem,
+    OpenFunctionCallItem,
+    OpenMessageItem,
+    OpenOutputItem,
+    OpenReasoningItem,
+    OutputEvent,
+    parse_image,
+)
 
 __all__ = ["ResponsesStreamEncoder", "build_responses_api_response"]
+
+# Codes that clients of responses know: the API's own, and those of its refusals
+_ERROR_CODES: Final = frozenset(
+    {
+        "bio_policy",
+        "context_length_exceeded",
+        "cyber_policy",
+        "data_residency_mismatch",
+        "image_content_policy_violation",
+        "image_file_too_large",
+        "image_parse_error",
+        "image_too_large",
+        "image_too_small",
+        "insufficient_quota",
+        "invalid_base64_image",
+        "invalid_image",
+        "invalid_image_format",
+        "invalid_image_url",
+        "invalid_prompt",
+        "misalignment_policy_violation",
+        "rate_limit_exceeded",
+        "server_is_overloaded",
+        "slow_down",
+        "unsupported_image_media_type",
+    }
+)
+_ERROR_CODES_BY_STATUS: Final = {400: "invalid_prompt", 413: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 def build_responses_api_response(
     result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str
 ) -> Json:
-    """A whole answer."""
-    output: list[Json] = []
-    if result.reasoning:
-        output.append(_build_reasoning_item(f"rs_{answer_id}", result.reasoning, "completed"))
-    if result.content or not (output or result.tool_calls):
-        logprobs = convert_logprobs_to_openai(result.logprobs)
-        output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
-    for index, call in enumerate(result.tool_calls):
-        output.append(_build_function_call_item(f"fc_{answer_id}_{index}", call, "completed"))
-    return _add_final_fields_to_response(_build_initial_response(parsed, answer_id, model), result, output)
+    """A whole answer: the items that its stream would have."""
+    output = _OutputWriter(parsed.client_tools, answer_id)
+    for event in result.iterate_answer():
+        output.write_event(event)
+    output.end()
+    return _add_final_fields_to_response(_build_initial_response(parsed, answer_id, model), result, output.list_items())
 
 
 def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
@@ -97,43 +128,15 @@ def _add_final_fields_to_response(response: Json, result: SpeculativeResult, out
     return {**response, **ending, "output": list(output), "usage": usage}
 
 
-def _build_message_item(item_id: str, text: str | None, status: str, logprobs: Sequence[Json] = ()) -> Json:
-    content = [] if text is None else [_build_text_part(text, logprobs)]
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def _build_text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def _build_reasoning_item(item_id: str, text: str | None, status: str) -> Json:
-    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
-    return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
-
-
-def _build_function_call_item(item_id: str, call: ToolCall, status: str) -> Json:
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "status": status,
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
-
-
 class ResponsesStreamEncoder:
-    """An answer in semantic events, numbered; an item is open until one of another kind begins."""
+    """An answer in semantic events, numbered."""
 
     keep_alive_bytes = SSE_COMMENT
 
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
-        self._answer_id = answer_id
         self._response = _build_initial_response(parsed, answer_id, model)
         self._sequence_number = 0
-        self._finished_items: list[Json] = []  # the items that are done
-        self._current_item: _OpenOutputItem | None = None
-        self._call_sequencer = ToolCallSequencer()
+        self._output = _OutputWriter(parsed.client_tools, answer_id)
 
     def encode_start(self) -> bytes:
         return self._format_numbered_event("response.created", response=self._response) + self._format_numbered_event(
@@ -141,176 +144,172 @@ class ResponsesStreamEncoder:
         )
 
     def encode_event(self, event: StreamEvent) -> bytes:
-        match event:
-            case TextDelta():
-                item_id = f"msg_{self._answer_id}_{len(self._finished_items)}"
-                return self._encode_item_text(_OpenMessageItem, item_id, event.text, event.logprobs)
-            case ReasoningDelta():
-                return self._encode_item_text(
-                    _OpenReasoningItem, f"rs_{self._answer_id}_{len(self._finished_items)}", event.text
-                )
-            case ToolCallDelta():
-                return b"".join(map(self._encode_tool_call_delta, self._call_sequencer.push(event)))
-            case _:
-                return b""
+        return self._format_events(self._output.write_event(event))
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = b"".join(map(self._encode_tool_call_delta, self._call_sequencer.flush()))
-        if not self._finished_items and self._current_item is None:
-            frames += self.encode_event(TextDelta(""))
-        frames += self._close_output_item()
-        response = _add_final_fields_to_response(self._response, result, self._finished_items)
+        frames = self._format_events(self._output.end())
+        response = _add_final_fields_to_response(self._response, result, self._output.list_items())
         return frames + self._format_numbered_event(f"response.{response['status']}", response=response)
 
     def encode_error(self, problem: HttpProblem) -> bytes:
-        failed = {"status": "failed", "error": {"code": "server_error", "message": problem.message}}
-        response = {**self._response, **failed, "output": self._finished_items}
+        failed = {"status": "failed", "error": {"code": _get_error_code(problem), "message": problem.message}}
+        response = {**self._response, **failed, "output": self._output.list_items()}
         return self._format_numbered_event("response.failed", response=response)
 
-    # ------------------------------------------------------------------------------------------ inside
-
-    def _encode_item_text(
-        self,
-        kind: type[_OpenMessageItem | _OpenReasoningItem],
-        item_id: str,
-        text: str,
-        logprobs: Sequence[TokenLogprob] | None = None,
-    ) -> bytes:
-        frames = b""
-        if not isinstance(self._current_item, kind):
-            frames = self._close_output_item() + self._start_output_item(kind(item_id, len(self._finished_items)))
-        return frames + self._encode_item_delta(text, logprobs)
-
-    def _encode_tool_call_delta(self, event: ToolCallDelta) -> bytes:
-        frames, item = b"", self._current_item
-        if not isinstance(item, _OpenFunctionCallItem) or item.index != event.index:
-            frames = self._close_output_item()
-            number = len(self._finished_items)
-            call = ToolCall(event.id or f"call_{self._answer_id}_{number}", event.name or "", "")
-            frames += self._start_output_item(
-                _OpenFunctionCallItem(f"fc_{self._answer_id}_{number}", number, event.index, call)
-            )
-        return frames + self._encode_item_delta(event.arguments)
-
-    def _start_output_item(self, item: _OpenOutputItem) -> bytes:
-        self._current_item = item
-        return b"".join(self._format_numbered_event(name, **fields) for name, fields in item.iter_start_events())
-
-    def _encode_item_delta(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        item = self._current_item
-        if item is None or not text:
-            return b""
-        item.add_text(text, convert_logprobs_to_openai(logprobs))
-        name, fields = item.build_delta_event(text)
-        return self._format_numbered_event(name, **fields)
-
-    def _close_output_item(self) -> bytes:
-        item, self._current_item = self._current_item, None
-        if item is None:
-            return b""
-        self._finished_items.append(item.build_finished_item())
-        return b"".join(self._format_numbered_event(name, **fields) for name, fields in item.iter_end_events())
+    def _format_events(self, events: Sequence[OutputEvent]) -> bytes:
+        return b"".join(self._format_numbered_event(name, **fields) for name, fields in events)
 
     def _format_numbered_event(self, name: str, /, **fields: Any) -> bytes:  # a call's fields have a name, too
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         return format_sse({"type": name, "sequence_number": number, **fields}, name)
 
 
-class _OpenOutputItem:
-    """An item of the output that is being written."""
-
-    def __init__(self, item_id: str, output_index: int) -> None:
-        self.item_id = item_id
-        self.output_index = output_index
-        self.text = ""
-        self.logprobs: list[Json] = []
-        self._new_logprobs: list[Json] = []
-
-    def add_text(self, text: str, logprobs: list[Json]) -> None:
-        """Write one more piece."""
-        self.text += text
-        self.logprobs += logprobs
-        self._new_logprobs = logprobs
-
-    @property
-    def position_fields(self) -> Mapping[str, Any]:
-        return {"item_id": self.item_id, "output_index": self.output_index}
-
-    def iter_start_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_item.added", {"output_index": self.output_index, "item": self.build_empty_item()}
-
-    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_item.done", {"output_index": self.output_index, "item": self.build_finished_item()}
-
-    def build_empty_item(self) -> Json:
-        raise NotImplementedError
-
-    def build_delta_event(self, text: str) -> tuple[str, Json]:
-        raise NotImplementedError
-
-    def build_finished_item(self) -> Json:
-        raise NotImplementedError
+def _get_error_code(problem: HttpProblem) -> str:
+    """The problem's own code where clients know it."""
+    if problem.code in _ERROR_CODES:
+        return problem.code
+    return _ERROR_CODES_BY_STATUS.get(problem.status, "server_error")
 
 
-class _OpenMessageItem(_OpenOutputItem):
-    @property
-    def position_fields(self) -> Mapping[str, Any]:
-        return {**super().position_fields, "content_index": 0}
+class _OutputWriter:
+    """Puts an answer's events into items, and says what changes.
 
-    def iter_start_events(self) -> Iterator[tuple[str, Json]]:
-        yield from super().iter_start_events()
-        yield "response.content_part.added", {**self.position_fields, "part": _build_text_part("")}
+    A text is done when reasoning or a call begins, reasoning when a text or a call does. A call is open to the end,
+    since nobody says when it ends. So a text between its pieces becomes an item of its own behind it, while both are
+    open. Further calls follow at the end, one after another.
+    """
 
-    def build_empty_item(self) -> Json:
-        return _build_message_item(self.item_id, None, "in_progress")
+    def __init__(self, client_tools: Mapping[str, ClientTool], answer_id: str) -> None:
+        self._client_tools = client_tools
+        self._answer_id = answer_id
+        self._finished_items: dict[int, Json] = {}  # by their places in the output
+        self._num_items = 0
+        self._text: OpenMessageItem | OpenReasoningItem | None = None
+        self._call: tuple[int, OpenFunctionCallItem] | None = None  # with its number among the answer's calls
+        self._call_sequencer = ToolCallSequencer()
+        self._annotations: list[Json] = []  # for the next text
+        self._images: list[Mapping[str, Any]] = []  # for the end
 
-    def build_delta_event(self, text: str) -> tuple[str, Json]:
-        return "response.output_text.delta", {**self.position_fields, "delta": text, "logprobs": self._new_logprobs}
+    def list_items(self) -> list[Json]:
+        """The items that are done, in their order."""
+        return [item for _, item in sorted(self._finished_items.items(), key=lambda placed: placed[0])]
 
-    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_text.done", {**self.position_fields, "text": self.text, "logprobs": self.logprobs}
-        yield "response.content_part.done", {**self.position_fields, "part": _build_text_part(self.text, self.logprobs)}
-        yield from super().iter_end_events()
+    def write_event(self, event: StreamEvent) -> list[OutputEvent]:
+        """Take in the next event of the answer."""
+        match event:
+            case TextDelta():
+                return list(self._write_text(event))
+            case ReasoningDelta():
+                return list(self._write_reasoning(event))
+            case ToolCallDelta():
+                return [out for delta in self._call_sequencer.push(event) for out in self._write_call_delta(delta)]
+            case AnswerDetail("chat", detail):
+                return list(self._write_detail(detail))
+            case _:
+                return []
 
-    def build_finished_item(self) -> Json:
-        return _build_message_item(self.item_id, self.text, "completed", self.logprobs)
+    def end(self) -> list[OutputEvent]:
+        """Finish what is open; an answer without anything has one empty text."""
+        images = [image for image in map(parse_image, self._images) if image is not None]
+        events: list[OutputEvent] = []
+        if self._annotations or not (self._num_items or images):
+            events += self._open_message_item()
+        for delta in self._call_sequencer.flush():
+            events += self._write_call_delta(delta)
+        events += [*self._finish_call(), *self._finish_text()]
+        for data in images:
+            events += self._write_image(data)
+        return events
+
+    def _write_text(self, event: TextDelta) -> Iterator[OutputEvent]:
+        if not event.text and not isinstance(self._text, OpenMessageItem):
+            return
+        item = self._text
+        if not isinstance(item, OpenMessageItem):
+            yield from self._open_message_item()
+            item = cast("OpenMessageItem", self._text)
+        yield from item.iter_text_events(event.text, convert_logprobs_to_openai(event.logprobs))
+
+    def _open_message_item(self) -> Iterator[OutputEvent]:
+        yield from self._finish_text()
+        item = self._text = OpenMessageItem(self._answer_id, self._take_output_index())
+        yield from item.iter_start_events()
+        annotations, self._annotations = self._annotations, []
+        for annotation in annotations:
+            yield from item.iter_annotation_events(annotation)
+
+    def _write_reasoning(self, event: ReasoningDelta) -> Iterator[OutputEvent]:
+        if not event.text:
+            return
+        if not isinstance(self._text, OpenReasoningItem):
+            yield from self._finish_text()
+            self._text = OpenReasoningItem(self._answer_id, self._take_output_index())
+            yield from self._text.iter_start_events()
+        yield from self._text.iter_delta_events(event.text)
+
+    def _write_call_delta(self, delta: ToolCallDelta) -> Iterator[OutputEvent]:
+        if self._call is None or self._call[0] != delta.index:
+            yield from self._finish_call()
+            yield from self._finish_text()
+            item = self._create_call_item(delta)
+            self._call = (delta.index, item)
+            yield from item.iter_start_events()
+        yield from self._call[1].iter_delta_events(delta.arguments)
+
+    def _create_call_item(self, delta: ToolCallDelta) -> OpenFunctionCallItem:
+        name = delta.name or ""
+        tool = self._client_tools.get(name, ClientTool(name, kind=delta.kind))
+        call, index = ToolCall(delta.id or "", name, ""), self._take_output_index()
+        if tool.kind == "function":
+            return OpenFunctionCallItem(self._answer_id, index, call, tool)
+        return OpenCustomCallItem(self._answer_id, index, call, tool, is_encoded=delta.kind == "function")
+
+    def _write_detail(self, detail: Mapping[str, Any]) -> Iterator[OutputEvent]:
+        """What a text cites, and images. Responses have no place for other details."""
+        for annotation in map(_convert_annotation, _list_objects(detail.get("annotations"))):
+            if isinstance(self._text, OpenMessageItem):
+                yield from self._text.iter_annotation_events(annotation)
+            else:
+                self._annotations.append(annotation)
+        self._images += _list_objects(detail.get("images"))
+
+    def _write_image(self, data: str) -> list[OutputEvent]:
+        index = self._take_output_index()
+        item = {"id": f"ig_{self._answer_id}_{index}", "type": "image_generation_call"}
+        begun = {**item, "status": "in_progress", "result": None}
+        done = self._finished_items[index] = {**item, "status": "completed", "result": data}
+        return [
+            ("response.output_item.added", {"output_index": index, "item": begun}),
+            ("response.output_item.done", {"output_index": index, "item": done}),
+        ]
+
+    def _take_output_index(self) -> int:
+        index, self._num_items = self._num_items, self._num_items + 1
+        return index
+
+    def _finish_text(self) -> list[OutputEvent]:
+        item, self._text = self._text, None
+        return self._finish_item(item)
+
+    def _finish_call(self) -> list[OutputEvent]:
+        call, self._call = self._call, None
+        return self._finish_item(None if call is None else call[1])
+
+    def _finish_item(self, item: OpenOutputItem | None) -> list[OutputEvent]:
+        if item is None:
+            return []
+        events = list(item.iter_end_events())
+        self._finished_items[item.output_index] = item.build_finished_item()
+        return events
 
 
-class _OpenReasoningItem(_OpenOutputItem):
-    @property
-    def position_fields(self) -> Mapping[str, Any]:
-        return {**super().position_fields, "content_index": 0}
-
-    def build_empty_item(self) -> Json:
-        return _build_reasoning_item(self.item_id, None, "in_progress")
-
-    def build_delta_event(self, text: str) -> tuple[str, Json]:
-        return "response.reasoning_text.delta", {**self.position_fields, "delta": text}
-
-    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.reasoning_text.done", {**self.position_fields, "text": self.text}
-        yield from super().iter_end_events()
-
-    def build_finished_item(self) -> Json:
-        return _build_reasoning_item(self.item_id, self.text, "completed")
+def _list_objects(values: object) -> list[Mapping[str, Any]]:
+    found = cast("list[object]", values) if isinstance(values, list | tuple) else []
+    return [cast("Mapping[str, Any]", value) for value in found if isinstance(value, Mapping)]
 
 
-class _OpenFunctionCallItem(_OpenOutputItem):
-    def __init__(self, item_id: str, output_index: int, index: int, call: ToolCall) -> None:
-        super().__init__(item_id, output_index)
-        self.index = index
-        self.call = call
-
-    def build_empty_item(self) -> Json:
-        return _build_function_call_item(self.item_id, self.call, "in_progress")
-
-    def build_delta_event(self, text: str) -> tuple[str, Json]:
-        return "response.function_call_arguments.delta", {**self.position_fields, "delta": text}
-
-    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        arguments_done = {**self.position_fields, "name": self.call.name, "arguments": self.text}
-        yield "response.function_call_arguments.done", arguments_done
-        yield from super().iter_end_events()
-
-    def build_finished_item(self) -> Json:
-        return _build_function_call_item(self.item_id, replace(self.call, arguments=self.text), "completed")
+def _convert_annotation(annotation: Mapping[str, Any]) -> Json:
+    """An annotation of chat completions, whose fields are in an object of their own."""
+    kind = str(annotation.get("type"))
+    fields: object = annotation.get(kind)
+    return {"type": kind, **cast("Mapping[str, Any]", fields)} if isinstance(fields, Mapping) else dict(annotation)

@@ -5,12 +5,13 @@ https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
-from llm_spec.chat import ChatMessage, Role, ToolCall
+from llm_spec.chat import ChatMessage, ContentPart, Role, ToolCall
 from llm_spec.errors import InvalidRequestError
+from llm_spec.server.custom_tool_input import encode_custom_input
 from llm_spec.server.logprobs import get_requested_top_logprobs
 from llm_spec.server.request_fields import (
     Body,
@@ -22,6 +23,7 @@ from llm_spec.server.request_fields import (
     get_requested_model_name,
     get_typed_field,
 )
+from llm_spec.server.responses_tools import ResponsesTools, read_client_tool
 
 __all__ = ["parse_responses_request"]
 
@@ -49,6 +51,12 @@ _KNOWN_FIELDS: Final = frozenset(
 _LOGPROBS: Final = "message.output_text.logprobs"  # of `include`
 _STATEFUL_FIELDS: Final = ("background", "conversation", "previous_response_id", "prompt")
 _TEXT_PART_TYPES: Final = ("input_text", "output_text", "text", "refusal")
+# Of tools that OpenAI ran in earlier turns, without a text for a model
+_LEFT_OUT_ITEMS: Final = frozenset(
+    {"image_generation_call", "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"}
+)
+
+Content: TypeAlias = str | tuple[ContentPart, ...] | None
 
 
 def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
@@ -58,14 +66,16 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
             raise InvalidRequestError(f"{name} is set; this server keeps no responses: send the whole input")
     include = cast("Sequence[object]", get_typed_field(body, "include", None, list) or ())
     effort = get_object_field(body, "reasoning").get("effort")
+    tools = ResponsesTools.read(body)
+    messages, left_out_items = _parse_input_messages(body, tools)
     request = build_chat_request(
         body,
         _KNOWN_FIELDS,
         is_local=is_local,
-        messages=tuple(_parse_input_messages(body)),
+        messages=messages,
         max_tokens=get_typed_field(body, "max_output_tokens", None, int),
-        tools=tuple(_convert_responses_tools(body)),
-        tool_choice=_convert_responses_tool_choice(body),
+        tools=tools.functions,
+        tool_choice=tools.convert_tool_choice(body),
         response_format=_convert_responses_text_format(body),
         top_logprobs=get_requested_top_logprobs(
             body,
@@ -82,53 +92,143 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
         request=request,
         stream=get_typed_field(body, "stream", default=False),
         body=body,
+        left_out=tuple(dict.fromkeys((*tools.left_out, *left_out_items))),
+        client_tools=tools.client_tools,
     )
 
 
-def _parse_input_messages(body: Body) -> list[ChatMessage]:
-    messages: list[ChatMessage] = []
+def _parse_input_messages(body: Body, tools: ResponsesTools) -> tuple[tuple[ChatMessage, ...], list[str]]:
+    """The conversation, and the types of items that are no part of it here."""
     instructions = get_typed_field(body, "instructions", "")
-    if instructions:
-        messages.append(ChatMessage("system", instructions))
+    first = [ChatMessage("system", instructions)] if instructions else []
     input_value = body.get("input")
     if isinstance(input_value, str):
-        return [*messages, ChatMessage("user", input_value)]
+        return (*first, ChatMessage("user", input_value)), []
     items = get_object_list_field(body, "input")
     if not items:
         raise InvalidRequestError("input is empty; it must be a text or a list of at least one item")
+    reader = _ItemReader(tools)
     for index, item in enumerate(items):
         try:
-            _append_input_item(messages, item)
+            reader.read_item(item)
         except (InvalidRequestError, KeyError, TypeError) as error:
-            raise InvalidRequestError(f"input[{index}] is wrong: {error}") from error
-    return messages
+            raise InvalidRequestError(f"input[{index}] is wrong: {_describe_item_error(error)}") from error
+    return (*first, *_place_results_behind_calls(reader.end_messages())), reader.left_out
 
 
-def _append_input_item(messages: list[ChatMessage], item: Json) -> None:
-    match item.get("type", "message"):
-        case "message":
-            messages.append(ChatMessage(cast("Role", item.get("role")), _convert_item_content(item)))
-        case "function_call":
-            call = ToolCall(item["call_id"], item["name"], item["arguments"])
-            if messages and messages[-1].role == "assistant":  # what an answer held together stays together
-                messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
-            else:
-                messages.append(ChatMessage("assistant", None, tool_calls=(call,)))
-        case "function_call_output":
-            output = item["output"]
-            text = output if isinstance(output, str) else _join_part_texts(get_object_list_field(item, "output"))
-            messages.append(ChatMessage("tool", text, tool_call_id=item["call_id"]))
-        case "reasoning":
-            pass  # of an earlier answer: not for the model to read
-        case kind:
-            raise InvalidRequestError(f"an item of type {kind!r} is not supported here")
+def _describe_item_error(error: Exception) -> str:
+    return f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
 
 
-def _convert_item_content(item: Json) -> str | tuple[Json, ...]:
-    content = item.get("content")
+class _ItemReader:
+    """Reads items one after another: those of one answer (reasoning, texts, calls) are one message."""
+
+    def __init__(self, tools: ResponsesTools) -> None:
+        self.left_out: list[str] = []
+        self._tools = tools
+        self._messages: list[ChatMessage] = []
+        self._answer: ChatMessage | None = None  # that is being put together
+
+    def read_item(self, item: Json) -> None:
+        """Take in the next item; raises InvalidRequestError, KeyError or TypeError for one that is wrong."""
+        match item.get("type", "message"):
+            case "message":
+                self._add_message(ChatMessage(cast("Role", item.get("role")), _convert_item_content(item)))
+            case "reasoning":
+                self._add_to_answer(ChatMessage("assistant", None, reasoning=_read_reasoning(item)))
+            case "function_call" | "custom_tool_call":
+                self._add_to_answer(ChatMessage("assistant", None, tool_calls=(self._read_call(item),)))
+            case "function_call_output" | "custom_tool_call_output":
+                content, call_id = _convert_item_content(item, "output"), _get_text(item, "call_id")
+                self._add_message(ChatMessage("tool", content, tool_call_id=call_id))
+            case kind if kind in _LEFT_OUT_ITEMS:
+                self.left_out.append(str(kind))
+            case "additional_tools":
+                pass  # they have been read already
+            case kind:
+                raise InvalidRequestError(f"an item of type {kind!r} is not supported here")
+
+    def end_messages(self) -> list[ChatMessage]:
+        """All messages. Reasoning that led to nothing is not among them."""
+        answer, self._answer = self._answer, None
+        if answer is not None and (answer.content is not None or answer.tool_calls):
+            self._messages.append(answer)
+        return self._messages
+
+    def _add_message(self, message: ChatMessage) -> None:
+        if message.role == "assistant":
+            self._add_to_answer(message)
+        else:
+            self.end_messages().append(message)
+
+    def _add_to_answer(self, piece: ChatMessage) -> None:
+        self._answer = piece if self._answer is None else _join_answers(self._answer, piece)
+
+    def _read_call(self, item: Json) -> ToolCall:
+        is_custom = item["type"] == "custom_tool_call"
+        tool = read_client_tool(item, "custom" if is_custom else "function")
+        arguments = encode_custom_input(_get_text(item, "input")) if is_custom else _get_text(item, "arguments")
+        return ToolCall(_get_text(item, "call_id"), self._tools.get_target_name(tool), arguments)
+
+
+def _get_text(item: Json, name: str) -> str:
+    if not isinstance(item[name], str):
+        raise InvalidRequestError(f"{name} is of type {type(item[name]).__name__}; it must be a text")
+    return str(item[name])
+
+
+def _join_answers(answer: ChatMessage, piece: ChatMessage) -> ChatMessage:
+    return replace(
+        answer,
+        content=_join_contents(answer.content, piece.content),
+        tool_calls=(*answer.tool_calls, *piece.tool_calls),
+        reasoning=_join_texts(answer.reasoning, piece.reasoning),
+    )
+
+
+def _join_contents(content: Content, more: Content) -> Content:
+    if content is None or more is None:
+        return more if content is None else content
+    if isinstance(content, str) and isinstance(more, str):
+        return _join_texts(content, more)
+    return (*_list_parts(content), *_list_parts(more))
+
+
+def _join_texts(text: str, more: str) -> str:
+    return text + ("\n\n" if text.strip() and more.strip() else "") + more
+
+
+def _list_parts(content: str | tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
+    return ({"type": "text", "text": content},) if isinstance(content, str) else content
+
+
+def _read_reasoning(item: Json) -> str:
+    """The text of a model's reasoning; where it is not there, its summary. What is encrypted nobody here can read."""
+    texts = [str(part.get("text") or "") for part in get_object_list_field(item, "content")]
+    if any(texts):
+        return "".join(texts)
+    return "\n\n".join(str(part.get("text") or "") for part in get_object_list_field(item, "summary"))
+
+
+def _place_results_behind_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Messages whose results of tools follow their calls, as chat completions demand."""
+    messages_with_results: list[tuple[ChatMessage, list[ChatMessage]]] = []
+    results_by_id: dict[str | None, list[ChatMessage]] = {}  # of the latest call of that id
+    for message in messages:
+        if message.role == "tool" and message.tool_call_id in results_by_id:
+            results_by_id[message.tool_call_id].append(message)
+            continue
+        results: list[ChatMessage] = []
+        messages_with_results.append((message, results))
+        results_by_id.update((call.id, results) for call in message.tool_calls)
+    return [placed for message, results in messages_with_results for placed in (message, *results)]
+
+
+def _convert_item_content(item: Json, name: str = "content") -> str | tuple[ContentPart, ...]:
+    content = item[name] if name == "output" else item.get(name)
     if isinstance(content, str):
         return content
-    parts = get_object_list_field(item, "content")
+    parts = get_object_list_field(item, name)
     if all(part.get("type") in _TEXT_PART_TYPES for part in parts):
         return _join_part_texts(parts)
     return tuple(_convert_responses_part(part) for part in parts)
@@ -138,41 +238,21 @@ def _join_part_texts(parts: Sequence[Json]) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
-def _convert_responses_part(part: Json) -> Json:
+def _convert_responses_part(part: Json) -> ContentPart:
     """A content part in the form of chat completions."""
     kind = part.get("type")
     if kind in _TEXT_PART_TYPES:
         return {"type": "text", "text": _join_part_texts([part])}
+    for name in ("file_id", "file_url"):
+        if part.get(name):
+            raise InvalidRequestError(f"{name} is set; this server keeps and fetches no files: send the data itself")
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part.get("detail") or "auto"}}
+    if kind == "input_file" and part.get("file_data"):
+        return {"type": "file", "file": {name: part[name] for name in ("filename", "file_data") if part.get(name)}}
+    if kind == "input_audio":
+        return part
     raise InvalidRequestError(f"a part of type {kind!r} is not supported here")
-
-
-def _convert_responses_tools(body: Body) -> Iterator[Json]:
-    for index, tool in enumerate(get_object_list_field(body, "tools")):
-        if tool.get("type") != "function":
-            raise InvalidRequestError(f"tools[{index}] is {tool.get('type')!r}; only functions are supported here")
-        fields = ("name", "description", "parameters", "strict")
-        yield {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
-
-
-def _convert_responses_tool_choice(body: Body) -> str | Json | None:
-    choice = body.get("tool_choice")
-    if choice is None or not body.get("tools"):
-        return None
-    if isinstance(choice, str):
-        return choice
-    tool = get_object_field(body, "tool_choice")
-    if tool.get("type") == "allowed_tools":
-        allowed = [_convert_named_tool_choice(listed) for listed in get_object_list_field(tool, "tools")]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": tool.get("mode"), "tools": allowed}}
-    return _convert_named_tool_choice(tool)
-
-
-def _convert_named_tool_choice(tool: Json) -> Json:
-    if tool.get("type") != "function":
-        raise InvalidRequestError(f"tool_choice is {tool.get('type')!r}; only functions are supported here")
-    return {"type": "function", "function": {"name": tool.get("name")}}
 
 
 def _convert_responses_text_format(body: Body) -> Json | None:

@@ -301,7 +301,7 @@ def test_a_number_out_of_range_is_no_trouble(
         ("/v1/completions", {"prompt": [1, 2]}, "prompt"),
         ("/v1/responses", {"input": []}, "input"),
         ("/v1/responses", {"input": [{"type": "mystery"}]}, "input[0]"),
-        ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ("/v1/responses", {"tools": [{"type": "function"}]}, "tools[0]"),
     ],
 )
 def test_an_error_names_its_field(path: str, fields: dict[str, Any], param: str | None, post: Post) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from llm_spec import ChatRequest, InvalidRequestError, ToolCallDelta
 from llm_spec.server.chat_completions import parse_chat_request
 from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
-from llm_spec.server.request_fields import Json, ParsedRequest
+from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.server.responses_encoder import ResponsesStreamEncoder
 from llm_spec.testing import RuleBasedProvider
 
@@ -95,10 +94,6 @@ def test_a_streamed_call_of_responses_ends() -> None:
     asked = ParsedRequest(model="fast", request=read())
     encoder = ResponsesStreamEncoder(asked, answer_id="x", model="fast")
     encoder.encode_event(ToolCallDelta(0, "call_0", "get_weather", "{}"))
-    told = [_data(line) for line in encoder._close_output_item().split(b"\n") if line.startswith(b"data: ")]
-    assert [event["type"] for event in told] == ["response.function_call_arguments.done", "response.output_item.done"]
-    assert (told[0]["name"], told[0]["arguments"]) == ("get_weather", "{}")
-
-
-def _data(line: bytes) -> Json:
-    return json.loads(line.removeprefix(b"data: "))
+    told = encoder._output.end()
+    assert [name for name, _ in told] == ["response.function_call_arguments.done", "response.output_item.done"]
+    assert (told[0][1]["name"], told[0][1]["arguments"]) == ("get_weather", "{}")
