@@ -6,12 +6,14 @@ https://platform.openai.com/docs/api-reference/responses-streaming
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from llm_spec.chat import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCall, ToolCallDelta
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeResult
+from llm_spec.server.compaction import build_compaction_item, is_compaction_requested
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     ToolCallSequencer,
@@ -65,7 +67,7 @@ def build_responses_api_response(
     result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str
 ) -> Json:
     """A whole answer: the items that its stream would have."""
-    output = _OutputWriter(parsed.client_tools, answer_id)
+    output = _OutputWriter(parsed, answer_id)
     for event in result.iterate_answer():
         output.write_event(event)
     output.end()
@@ -136,7 +138,7 @@ class ResponsesStreamEncoder:
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
         self._response = _build_initial_response(parsed, answer_id, model)
         self._sequence_number = 0
-        self._output = _OutputWriter(parsed.client_tools, answer_id)
+        self._output = _OutputWriter(parsed, answer_id)
 
     def encode_start(self) -> bytes:
         return self._format_numbered_event("response.created", response=self._response) + self._format_numbered_event(
@@ -176,11 +178,12 @@ class _OutputWriter:
 
     A text is done when reasoning or a call begins, reasoning when a text or a call does. A call is open to the end,
     since nobody says when it ends. So a text between its pieces becomes an item of its own behind it, while both are
-    open. Further calls follow at the end, one after another.
+    open. Further calls follow at the end, one after another. Where a summary was requested, the text is that.
     """
 
-    def __init__(self, client_tools: Mapping[str, ClientTool], answer_id: str) -> None:
-        self._client_tools = client_tools
+    def __init__(self, parsed: ParsedRequest, answer_id: str) -> None:
+        self._client_tools = parsed.client_tools
+        self._summary: list[str] | None = [] if is_compaction_requested(parsed.body) else None
         self._answer_id = answer_id
         self._finished_items: dict[int, Json] = {}  # by their places in the output
         self._num_items = 0
@@ -197,6 +200,9 @@ class _OutputWriter:
     def write_event(self, event: StreamEvent) -> list[OutputEvent]:
         """Take in the next event of the answer."""
         match event:
+            case TextDelta() if self._summary is not None:
+                self._summary.append(event.text)
+                return []
             case TextDelta():
                 return list(self._write_text(event))
             case ReasoningDelta():
@@ -212,13 +218,15 @@ class _OutputWriter:
         """Finish what is open; an answer without anything has one empty text."""
         images = [image for image in map(parse_image, self._images) if image is not None]
         events: list[OutputEvent] = []
-        if self._annotations or not (self._num_items or images):
+        if self._annotations or not (self._num_items or images or self._summary is not None):
             events += self._open_message_item()
         for delta in self._call_sequencer.flush():
             events += self._write_call_delta(delta)
         events += [*self._finish_call(), *self._finish_text()]
+        if self._summary is not None:
+            events += self._write_whole_item(partial(self._build_compaction_item, "".join(self._summary)))
         for data in images:
-            events += self._write_image(data)
+            events += self._write_whole_item(partial(self._build_image_item, data))
         return events
 
     def _write_text(self, event: TextDelta) -> Iterator[OutputEvent]:
@@ -273,15 +281,23 @@ class _OutputWriter:
                 self._annotations.append(annotation)
         self._images += _list_objects(detail.get("images"))
 
-    def _write_image(self, data: str) -> list[OutputEvent]:
+    def _write_whole_item(self, build_item: Callable[[int], tuple[Json, Json]]) -> list[OutputEvent]:
+        """An item that comes at once; `build_item` gives it as it begins and when it is done, by its place."""
         index = self._take_output_index()
-        item = {"id": f"ig_{self._answer_id}_{index}", "type": "image_generation_call"}
-        begun = {**item, "status": "in_progress", "result": None}
-        done = self._finished_items[index] = {**item, "status": "completed", "result": data}
+        begun, done = build_item(index)
+        self._finished_items[index] = done
         return [
             ("response.output_item.added", {"output_index": index, "item": begun}),
             ("response.output_item.done", {"output_index": index, "item": done}),
         ]
+
+    def _build_image_item(self, data: str, index: int) -> tuple[Json, Json]:
+        item = {"id": f"ig_{self._answer_id}_{index}", "type": "image_generation_call"}
+        return {**item, "status": "in_progress", "result": None}, {**item, "status": "completed", "result": data}
+
+    def _build_compaction_item(self, summary: str, index: int) -> tuple[Json, Json]:
+        item_id = f"cmp_{self._answer_id}_{index}"
+        return build_compaction_item(item_id, ""), build_compaction_item(item_id, summary)
 
     def _take_output_index(self) -> int:
         index, self._num_items = self._num_items, self._num_items + 1

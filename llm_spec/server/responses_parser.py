@@ -11,6 +11,7 @@ from typing import Final, TypeAlias, cast
 
 from llm_spec.chat import ChatMessage, ContentPart, Role, ToolCall
 from llm_spec.errors import InvalidRequestError
+from llm_spec.server.compaction import COMPACTION_REQUEST, is_compaction_requested, read_compaction_item
 from llm_spec.server.custom_tool_input import encode_custom_input
 from llm_spec.server.logprobs import get_requested_top_logprobs
 from llm_spec.server.request_fields import (
@@ -51,9 +52,16 @@ _KNOWN_FIELDS: Final = frozenset(
 _LOGPROBS: Final = "message.output_text.logprobs"  # of `include`
 _STATEFUL_FIELDS: Final = ("background", "conversation", "previous_response_id", "prompt")
 _TEXT_PART_TYPES: Final = ("input_text", "output_text", "text", "refusal")
-# Of tools that OpenAI ran in earlier turns, without a text for a model
+# Of tools that OpenAI ran in earlier turns, and what it encrypted: no text for a model
 _LEFT_OUT_ITEMS: Final = frozenset(
-    {"image_generation_call", "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"}
+    {
+        "compaction",
+        "image_generation_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
 )
 
 Content: TypeAlias = str | tuple[ContentPart, ...] | None
@@ -75,7 +83,7 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
         messages=messages,
         max_tokens=get_typed_field(body, "max_output_tokens", None, int),
         tools=tools.functions,
-        tool_choice=tools.convert_tool_choice(body),
+        tool_choice="none" if is_compaction_requested(body) and tools.functions else tools.convert_tool_choice(body),
         response_format=_convert_responses_text_format(body),
         top_logprobs=get_requested_top_logprobs(
             body,
@@ -141,10 +149,14 @@ class _ItemReader:
             case "function_call_output" | "custom_tool_call_output":
                 content, call_id = _convert_item_content(item, "output"), _get_text(item, "call_id")
                 self._add_message(ChatMessage("tool", content, tool_call_id=call_id))
-            case kind if kind in _LEFT_OUT_ITEMS:
-                self.left_out.append(str(kind))
+            case "compaction_trigger":
+                self._add_message(COMPACTION_REQUEST)
+            case "compaction" if (summary := read_compaction_item(item)) is not None:
+                self._add_message(summary)
             case "additional_tools":
                 pass  # they have been read already
+            case kind if kind in _LEFT_OUT_ITEMS:
+                self.left_out.append(str(kind))
             case kind:
                 raise InvalidRequestError(f"an item of type {kind!r} is not supported here")
 
