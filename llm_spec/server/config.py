@@ -41,6 +41,7 @@ class ModelConfig:
     is `auto`, else plain alone.
     extra_fields: fields of requests that this server does not read and passes on, beside those that are always safe;
     `*`: all but other limits of length.
+    images: whether its target sees images and files; one in this process never does.
     """
 
     target: str
@@ -48,8 +49,11 @@ class ModelConfig:
     speculative: SpeculativeConfig = field(default_factory=partial(SpeculativeConfig, stream_always=False))
     strategies: tuple[StrategyName, ...] | None = None
     extra_fields: tuple[str, ...] = ()
+    images: bool = True
 
     def __post_init__(self) -> None:
+        if type(self.images) is not bool:
+            raise ConfigError(f"images is {self.images!r}; it must be true or false")
         for name in self.strategies or ():
             if name not in list_strategy_choices():
                 raise ConfigError(f"strategies has {name!r}; there are: {', '.join(list_strategy_choices())}")
@@ -234,7 +238,7 @@ class _ConfigReader:
         key_path = ("models", name)
         self._require_key(table, key_path, "target")
         known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _SPECULATIVE_KEYS]
-        names = ["target", "draft", *_LIST_KEYS, "prices", *known, *_RETRY_KEYS, *_TIMEOUT_KEYS, *_BREAKER_KEYS]
+        names = [*_OWN_KEYS, "prices", *known, *_RETRY_KEYS, *_TIMEOUT_KEYS, *_BREAKER_KEYS]
         settings = self._get_known_settings(table, key_path, names)
         for part in ("target", "draft"):
             if not isinstance(settings.get(part, ""), str):
@@ -244,7 +248,7 @@ class _ConfigReader:
                 raise self._build_config_error(
                     (*key_path, part), f"{part} is {settings[part]!r}; it must be a list of texts"
                 )
-        own = {key: settings.pop(key) for key in ("target", "draft", *_LIST_KEYS) if key in settings}
+        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
         retry = {key: settings.pop(key) for key in _RETRY_KEYS if key in settings}
         timeouts = {key: settings.pop(key) for key in _TIMEOUT_KEYS if key in settings}
         breaker = {key: settings.pop(key) for key in _BREAKER_KEYS if key in settings}
@@ -348,6 +352,7 @@ class _ConfigReader:
 
 _OTHER_FIELDS: Final = ("models", "providers", "keys", "session_key")  # of a ServerConfig; no key of [server] sets them
 _LIST_KEYS: Final = ("strategies", "extra_fields")
+_OWN_KEYS: Final = ("target", "draft", "images", *_LIST_KEYS)  # of a ModelConfig
 _RETRY_KEYS: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
 _BREAKER_KEYS: Final = tuple(f.name for f in dataclasses.fields(BreakerPolicy))
 _TIMEOUT_KEYS: Final = tuple(f.name for f in dataclasses.fields(Timeouts))

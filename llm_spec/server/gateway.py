@@ -30,6 +30,7 @@ from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
 from llm_spec.server.system_placement import build_changes_header, place_system_texts_of_request
 from llm_spec.server.token_count import count_request_tokens
+from llm_spec.server.tool_images import place_images_of_request
 from llm_spec.telemetry import log_event, make_request_id
 
 __all__ = ["SERVER_NAME", "Gateway"]
@@ -278,7 +279,12 @@ class Gateway:
             parsed_requests = await run_in_body_thread(api.parse, body, model.target_api)
         else:
             parsed_requests = api.parse(body, model.target_api)
-        if api.target_api != model.target_api:
+        is_translated = api.target_api != model.target_api
+        if model.target_api != "messages" and (is_translated or not model.sees_images):  # which take images of tools
+            parsed_requests = [
+                place_images_of_request(parsed, sees_images=model.sees_images) for parsed in parsed_requests
+            ]
+        if is_translated:
             parsed_requests = [place_system_texts_of_request(parsed, model.target_api) for parsed in parsed_requests]
         return model.drop_unsafe_fields(parsed_requests)
 

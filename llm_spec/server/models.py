@@ -43,6 +43,7 @@ class ServedModel:
         can = target.capabilities
         self.is_local = can.token_model is not None
         self.target_api: ApiName | None = None if self.is_local else can.api
+        self.sees_images = config.images and not self.is_local
         self.decoder = SpeculativeDecoder(draft, target, config.speculative)
 
     @property
