@@ -286,7 +286,7 @@ class Gateway:
             ]
         if is_translated:
             parsed_requests = [place_system_texts_of_request(parsed, model.target_api) for parsed in parsed_requests]
-        return model.drop_unsafe_fields(parsed_requests)
+        return model.select_fields(parsed_requests, client_api=api.target_api)
 
     def _admit_request(self, client: ApiClient) -> None:
         """Let a request in; raises HttpProblem where there are too many."""
