@@ -51,6 +51,7 @@ _PAGE_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_OPENAI_STATUSES: Final = {529: 503}  # Anthropic's own status for "overloaded"
 _TRACE_HEADER: Final = "x-llm-spec-trace"
 
 
@@ -125,20 +126,21 @@ class Gateway:
         return problem
 
     def _build_error_response(self, request: web.Request, problem: HttpProblem) -> web.Response:
-        self._metrics.errors.labels(str(problem.status)).inc()
+        path = request.path.removesuffix("/count_tokens")
+        api = APIS.get(path) or APIS.get(f"/v1{path}") or _CHAT_API
+        status = problem.status if api is _MESSAGES_API else _OPENAI_STATUSES.get(problem.status, problem.status)
+        self._metrics.errors.labels(str(status)).inc()
         request_id = make_request_id()
         log_event(
             "refused",
             level=logging.WARNING,
             request_id=request_id,
             path=request.path,
-            status=problem.status,
+            status=status,
             code=problem.code,
         )
-        path = request.path.removesuffix("/count_tokens")
-        api = APIS.get(path) or APIS.get(f"/v1{path}") or _CHAT_API
         headers = {"x-request-id": request_id, **problem.retry_headers}
-        return self._build_json_response(request, api.build_error(problem), status=problem.status, headers=headers)
+        return self._build_json_response(request, api.build_error(problem), status=status, headers=headers)
 
     def _build_json_response(
         self, request: web.Request, body: object, *, status: int = 200, headers: dict[str, str] | None = None
