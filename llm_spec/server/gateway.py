@@ -39,6 +39,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _CHAT_API: Final = APIS["/v1/chat/completions"]
 _MESSAGES_API: Final = APIS["/v1/messages"]
+_ANTHROPIC_HEADER: Final = "anthropic-version"  # which every client of its API sends
 _BETAS_HEADER: Final = "anthropic-beta"  # features that some of its fields need
 SERVER_NAME: Final = "llm-spec"  # not which version of what
 _SERVER_HEADER: Final = {"Server": SERVER_NAME}
@@ -127,7 +128,8 @@ class Gateway:
 
     def _build_error_response(self, request: web.Request, problem: HttpProblem) -> web.Response:
         path = request.path.removesuffix("/count_tokens")
-        api = APIS.get(path) or APIS.get(f"/v1{path}") or _CHAT_API
+        default_api = _MESSAGES_API if _ANTHROPIC_HEADER in request.headers else _CHAT_API
+        api = APIS.get(path) or APIS.get(f"/v1{path}") or default_api
         status = problem.status if api is _MESSAGES_API else _OPENAI_STATUSES.get(problem.status, problem.status)
         self._metrics.errors.labels(str(status)).inc()
         request_id = make_request_id()
@@ -185,13 +187,20 @@ class Gateway:
 
     async def _handle_list_models(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        models = [model.to_openai_model() for model in self._models.list_for_client(client)]
-        return self._build_json_response(request, {"object": "list", "data": models})
+        models = self._models.list_for_client(client)
+        if _ANTHROPIC_HEADER not in request.headers:
+            listed = [model.to_openai_model() for model in models]
+            return self._build_json_response(request, {"object": "list", "data": listed})
+        ends = {"first_id": models[0].name, "last_id": models[-1].name} if models else {}
+        listed = [model.to_anthropic_model() for model in models]
+        return self._build_json_response(request, {"data": listed, "has_more": False, **ends})
 
     async def _handle_get_model(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
+        model = self._models.find_for_client(request.match_info["name"], client)
+        is_anthropics = _ANTHROPIC_HEADER in request.headers
         return self._build_json_response(
-            request, self._models.find_for_client(request.match_info["name"], client).to_openai_model()
+            request, model.to_anthropic_model() if is_anthropics else model.to_openai_model()
         )
 
     async def _handle_liveness(self, request: web.Request) -> web.Response:

@@ -27,7 +27,8 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, get_strateg
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
 MAX_CLIENTS: Final = 64  # of a model, whose answers are remembered for drafts; those of longest ago are forgotten
-_CREATED_S: Final = 0  # the API requires a time; there is none
+_CREATED_S: Final = 0  # the APIs require a time; there is none
+_CREATED_AT: Final = "1970-01-01T00:00:00Z"
 
 
 class ServedModel:
@@ -74,13 +75,21 @@ class ServedModel:
 
     def to_openai_model(self) -> Json:
         """The model object of OpenAI's API."""
-        details = {
+        own = {"id": self.name, "object": "model", "created": _CREATED_S, "owned_by": "llm-spec"}
+        return {**own, "llm_spec": self._describe()}
+
+    def to_anthropic_model(self) -> Json:
+        """The model object of Anthropic's API."""
+        own = {"id": self.name, "type": "model", "display_name": self.name, "created_at": _CREATED_AT}
+        return {**own, "lifecycle": "active", "llm_spec": self._describe()}
+
+    def _describe(self) -> Json:
+        return {
             "target": get_public_name(self._config.target),
             "draft": None if self._config.draft is None else get_public_name(self._config.draft),
             "strategy": self._config.speculative.strategy,
             "strategies": list(self._list_usable_strategies()),
         }
-        return {"id": self.name, "object": "model", "created": _CREATED_S, "owned_by": "llm-spec", "llm_spec": details}
 
     def select_fields(
         self, parsed_requests: Sequence[ParsedRequest], *, client_api: ApiName | None
