@@ -39,8 +39,14 @@ def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *,
         **_build_message_envelope(answer_id, model),
         "content": content,
         **_build_stop_fields(result, parsed),
-        "usage": _build_anthropic_usage(result),
+        "usage": _build_anthropic_usage(result) | _build_served_fields(result),
     }
+
+
+def _build_served_fields(result: SpeculativeResult) -> Json:
+    """The tier and the speed that were served, in Anthropic's words; none where the target does not tell them."""
+    tier = "standard" if result.service_tier == "default" else result.service_tier
+    return {name: value for name, value in (("service_tier", tier), ("speed", result.speed)) if value is not None}
 
 
 def _build_thinking_blocks(result: SpeculativeResult) -> list[Json]:
@@ -141,7 +147,7 @@ class MessagesStreamEncoder:
         if self._block_index < 0:
             frames += self._enter_content_block("text", {"type": "text", "text": ""})
         frames += self._close_content_block()
-        usage = _build_anthropic_usage(result)
+        usage = _build_anthropic_usage(result) | _build_served_fields(result)
         frames += format_sse(
             {"type": "message_delta", "delta": _build_stop_fields(result, self._parsed), "usage": usage},
             "message_delta",

@@ -64,8 +64,6 @@ _MESSAGES_ONLY_FIELDS: Final = frozenset(
         "metadata",
         "output_config",
         "output_format",
-        "service_tier",
-        "speed",
         "thinking",
         "user_profile_id",
         "workspace_id",
@@ -275,6 +273,8 @@ def _convert_anthropic_tool_choice(body: Body) -> str | Json | None:
 def _convert_anthropic_extra_fields(body: Body, *, is_local: bool) -> Json:
     """What chat completions, or a model in this process, have other words for."""
     fields: Json = {}
+    if body.get("service_tier") == "standard_only" and not is_local:
+        fields["service_tier"] = "default"
     if body.get("tools") and get_object_field(body, "tool_choice").get("disable_parallel_tool_use") is True:
         fields["parallel_tool_calls"] = False
     if is_local:

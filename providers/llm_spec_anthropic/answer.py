@@ -46,6 +46,8 @@ class AnthropicAnswerReader:
         self._num_reasoning_tokens = 0
         self._finish_reason: tuple[FinishReason, StoppedBy | None] | None = None
         self._stop_string: str | None = None
+        self._service_tier: str | None = None  # that was served …
+        self._speed: str | None = None  # … and how fast
 
     @property
     def finish(self) -> Finish | None:
@@ -53,7 +55,7 @@ class AnthropicAnswerReader:
         if self._finish_reason is None:
             return None
         reason, stopped_by = self._finish_reason
-        return Finish(reason, self._build_usage(), stopped_by, stop_string=self._stop_string)
+        return Finish(reason, self._build_usage(), stopped_by, None, self._stop_string, self._service_tier, self._speed)
 
     def read_event(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """Take one event in; give what it says."""
@@ -119,6 +121,8 @@ class AnthropicAnswerReader:
         said: the cached input to 0, the other to what was read in the end.
         """
         self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
+        self._service_tier = usage.get("service_tier") or self._service_tier
+        self._speed = usage.get("speed") or self._speed
         num_thinking = _as_object_or_empty(usage.get("output_tokens_details")).get("thinking_tokens")
         self._num_reasoning_tokens = self._num_reasoning_tokens if num_thinking is None else num_thinking
 
