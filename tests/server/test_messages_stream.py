@@ -105,6 +105,39 @@ async def test_a_long_call_is_sent_as_it_comes() -> None:
     assert [len(delta) for delta in deltas if delta][:2] == [2006, 1002]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_loop_of_the_sdk(*, stream: bool) -> None:
+    """What an answer held goes back as it came: text, reasoning, call, and what the tool showed."""
+    wire = Wire()
+    wire.frames = [*map(chunk, [HMM, TOLD, F, REST]), chunk({}, "tool_calls"), USAGE, b"data: [DONE]\n\n"]
+    image = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
+    async with (
+        served("/chat/completions", wire.answer) as url,
+        serving(ModelConfig(target=f"generic:m@{url}")) as server,
+    ):
+        client = AsyncAnthropic(base_url=server.url, api_key="sk-any", max_retries=0)
+        conversation: list[Any] = [{"role": "user", "content": "q"}]
+        for _ in range(3):
+            asked: Any = {"model": "fast", "max_tokens": 100, "messages": conversation, "tools": TOOLS}
+            if stream:
+                async with client.messages.stream(**asked) as events:
+                    message = await events.get_final_message()
+            else:
+                message = await client.messages.create(**asked)
+            shown = [{"type": "text", "text": "see"}, {"type": "image", "source": image}]
+            result = {"type": "tool_result", "tool_use_id": message.content[-1].id, "content": shown}  # type: ignore[union-attr]
+            conversation += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        await client.close()
+    sent_call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    turn = {"role": "assistant", "content": "so", "tool_calls": [sent_call], "reasoning_content": "hm"}
+    second, third = (body["messages"] for body in wire.bodies[1:])
+    assert [message["role"] for message in second] == ["user", "assistant", "tool", "user"]
+    assert second[1] == turn
+    assert second[3]["content"][-1]["image_url"]["url"] == "data:image/png;base64,aGVsbG8="
+    assert third[: len(second)] == second
+    assert third[4] == turn
+
+
 def stop_frames(stop_sequence: Any) -> list[bytes]:
     delta = {"stop_reason": "stop_sequence", "stop_sequence": stop_sequence}
     ended = frame("message_delta", delta=delta, usage={"output_tokens": 5})

@@ -16,6 +16,7 @@ from llm_spec.server import ModelConfig
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PATHS: Final = (CHAT, RESPONSES, MESSAGES)
+CHOICE: Final = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
 USAGE: Final = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
 
 
@@ -34,17 +35,18 @@ def show_tier(path: str, reply: Reply, *, stream: bool) -> Any:
 
 
 async def ask_chat_target(
-    path: str, tier: Any = None, extra_fields: tuple[str, ...] = (), **fields: Any
+    path: str, tier: Any = None, extra_fields: tuple[str, ...] = (), kind: str = "generic", **fields: Any
 ) -> tuple[Reply, dict[str, Any]]:
     """The reply, and what the target was sent."""
     wire = Wire()
     told: dict[str, Any] = {} if tier is None else {"service_tier": tier}
     frames = [chunk({"content": "ok"}, **told), chunk({}, "stop", **told)]
     wire.frames = [*frames, chunk(usage=USAGE, **told), b"data: [DONE]\n\n"]
+    wire.whole = {"choices": [CHOICE], "usage": USAGE, **told}
     fields |= {"stream_options": {"include_usage": True}} if fields.get("stream") and path == CHAT else {}
     async with (
         served("/chat/completions", wire.answer) as url,
-        serving(ModelConfig(target=f"generic:m@{url}", extra_fields=extra_fields)) as server,
+        serving(ModelConfig(target=f"{kind}:m@{url}", extra_fields=extra_fields)) as server,
     ):
         reply = await server.post(path, ask(path, **fields))
     assert reply.status == 200
@@ -73,9 +75,10 @@ async def test_speed_is_anthropics_word(path: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("tier", ["priority", "flex", "default", None])
-async def test_the_tier_that_was_served_is_told(path: str, tier: str | None, *, stream: bool) -> None:
+@pytest.mark.parametrize("kind", ["generic", "vllm"])  # the second answers whole requests without a stream
+async def test_the_tier_that_was_served_is_told(path: str, tier: str | None, kind: str, *, stream: bool) -> None:
     """Whatever was wanted; nothing where the target says nothing."""
-    reply, _ = await ask_chat_target(path, tier, stream=stream, service_tier="auto")
+    reply, _ = await ask_chat_target(path, tier, kind=kind, stream=stream, service_tier="auto")
     if path == MESSAGES:
         assert show_tier(path, reply, stream=stream) == ("standard" if tier == "default" else tier, None)
     else:
@@ -118,8 +121,7 @@ async def test_an_answer_costs_what_its_tier_costs(
     told: dict[str, Any] = {} if tier is None else {"service_tier": tier}
     wire = Wire()
     wire.frames = [chunk({"content": "ok"}), chunk({}, "stop"), chunk(usage=USAGE, **told), b"data: [DONE]\n\n"]
-    choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
-    wire.whole = {"choices": [choice], "usage": USAGE, **told}
+    wire.whole = {"choices": [CHOICE], "usage": USAGE, **told}
     budget = Budget(max_cost=1000.0)
     config = SpeculativeConfig(prices=prices, budget=budget, stream_always=stream_always)
     async with served("/chat/completions", wire.answer) as url:
