@@ -9,7 +9,8 @@ cannot use the same tokens twice, and none has to wait until another one's longe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from llm_spec._checks import check_number
@@ -258,8 +259,10 @@ class CostTracker:
         draft: Price | None,
         budget: Budget | None,
         make_request_budget: Callable[[], Budget],
+        tiers: Mapping[str, Price] = MappingProxyType({}),
     ) -> None:
         self.target_price = target
+        self._tier_prices = tiers
         self.draft_price = draft
         self._budget = budget
         self._make_request_budget = make_request_budget
@@ -278,20 +281,30 @@ class CostTracker:
         """The allowance of an answer; None: there is no budget."""
         return AnswerReservation(self._make_answer_budgets()) if self.is_bounded else None
 
-    def settle_answer(self, allowance: AnswerReservation | None, usage: Usage, draft_usage: Usage | None) -> None:
-        """Count what an answer took; what has no price costs no money."""
+    def settle_answer(
+        self,
+        allowance: AnswerReservation | None,
+        usage: Usage,
+        draft_usage: Usage | None,
+        *,
+        tier: str | None = None,
+    ) -> None:
+        """Count what an answer took; what has no price costs no money, a tier without one as much as any other."""
         if allowance is None:
             return
-        cost = 0.0 if self.target_price is None else self.target_price.cost_of(usage)
+        target_price = self._get_tier_price(tier) or self.target_price
+        cost = 0.0 if target_price is None else target_price.cost_of(usage)
         num_tokens = _count_billed_tokens(usage)
         if draft_usage is not None:
             cost += 0.0 if self.draft_price is None else self.draft_price.cost_of(draft_usage)
             num_tokens += _count_billed_tokens(draft_usage)
         allowance.settle_answer(num_tokens, cost)
 
-    def compute_cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
-        """The cost of an answer by its usage. A draft that was not called costs nothing."""
-        target_price = self.target_price
+    def compute_cost(
+        self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool, tier: str | None = None
+    ) -> Cost:
+        """The cost of an answer by its usage and the target's tier. A draft that was not called costs nothing."""
+        target_price = self._get_tier_price(tier)
         draft = None if self.draft_price is None or draft_usage is None else self.draft_price.cost_of(draft_usage)
         if not has_drafted or self.draft_price == FREE:
             draft = 0.0
@@ -302,6 +315,9 @@ class CostTracker:
             draft=draft,
             plain=target_price.cost_of(_estimate_plain_usage(usage)),
         )
+
+    def _get_tier_price(self, tier: str | None) -> Price | None:
+        return self.target_price if tier is None else self._tier_prices.get(tier)
 
     def _make_answer_budgets(self) -> list[Budget]:
         return [self._make_request_budget()] if self._budget is None else [self._make_request_budget(), self._budget]

@@ -564,6 +564,7 @@ class Finish:
 
     `usage` is None where the provider does not count, `stopped_by` where it does not say; `draft_usage` is what a
     draft beside it used. `stop_string` is the one of the request's that ended the answer, where it is known.
+    `service_tier` and `speed` are those that the server says it served, in its own words.
     """
 
     finish_reason: FinishReason
@@ -571,6 +572,8 @@ class Finish:
     stopped_by: StoppedBy | None = None
     draft_usage: Usage | None = None
     stop_string: str | None = None
+    service_tier: str | None = None
+    speed: str | None = None
 
 
 # How an answer comes about, none of its text.
@@ -590,6 +593,8 @@ class ChatResponse:
     logprobs: tuple[TokenLogprob, ...] | None = None
     stop_string: str | None = None
     details: tuple[AnswerDetail, ...] = ()
+    service_tier: str | None = None
+    speed: str | None = None
 
     @property
     def content(self) -> str:

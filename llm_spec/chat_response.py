@@ -65,6 +65,8 @@ class ChatResponseBuilder:
                     logprobs=None if self._logprobs is None else tuple(self._logprobs),
                     stop_string=event.stop_string,
                     details=tuple(self._details),
+                    service_tier=event.service_tier,
+                    speed=event.speed,
                 )
             case _:
                 pass

@@ -47,7 +47,7 @@ from llm_spec.errors import (
 )
 from llm_spec.metered import MeteredDraft, MeteredTarget
 from llm_spec.planner import StrategyPlanner
-from llm_spec.pricing import find_draft_price, find_model_price
+from llm_spec.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.request_fields import LIMIT_FIELDS
@@ -140,6 +140,7 @@ class SpeculativeDecoder:
         self._draft = self._guard_draft(self._unguarded_draft)
         self._cost_tracker = CostTracker(
             target=find_model_price(self._target.name, config.prices),
+            tiers=find_tier_prices(self._target.name, config.prices),
             draft=None if self._unguarded_draft is None else find_draft_price(self._unguarded_draft, config.prices),
             budget=config.budget,
             make_request_budget=partial(Budget, max_tokens=config.max_request_tokens, max_cost=config.max_request_cost),
@@ -371,7 +372,9 @@ class SpeculativeDecoder:
             raise
         finally:
             if recorder.allowance is not None:  # counting takes time
-                self._cost_tracker.settle_answer(recorder.allowance, recorder.target_meter.usage, recorder.draft_usage)
+                self._cost_tracker.settle_answer(
+                    recorder.allowance, recorder.target_meter.usage, recorder.draft_usage, tier=recorder.billed_tier
+                )
         if recorder.is_refused_by_budget:
             yield self._make_no_budget_finish(recorder)
             return

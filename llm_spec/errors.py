@@ -42,11 +42,12 @@ class LlmSpecError(Exception):
     """Base of every error that this library raises on purpose.
 
     `code` and `param` are what a server reports (`context_length_exceeded`) and with which field;
-    None if it reported nothing.
+    None if it reported nothing. `status` is the HTTP status, None if there was none.
     """
 
     code: str | None = None
     param: str | None = None
+    status: int | None = None
 
 
 class ConfigError(LlmSpecError, ValueError):
@@ -77,7 +78,6 @@ class TargetError(LlmSpecError):
     """The target failed while answering.
 
     `partial_text` is the verified text up to the failure; it has been streamed already where the caller streams.
-    `status` is the HTTP status, None if there was none.
     """
 
     def __init__(self, message: str, *, partial_text: str = "", status: int | None = None) -> None:

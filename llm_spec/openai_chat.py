@@ -59,6 +59,7 @@ class ChunkReader:
         self._reason: FinishReason | None = None
         self._has_failed = self._has_text = self._has_calls = self._has_refused = False
         self._usage: Usage | None = None
+        self._service_tier: str | None = None  # that was served
         self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
 
     def read_chunk(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
@@ -66,6 +67,8 @@ class ChunkReader:
         if chunk.get("usage"):
             self._usage = parse_usage(chunk) or self._usage
         choice = _get_first_choice_or_empty(chunk)
+        if chunk.get("service_tier"):
+            self._service_tier = str(chunk["service_tier"])
         if reason := choice.get("finish_reason"):
             self._reason, self._has_failed = parse_finish_reason(choice), str(reason) in _FAILED_FINISH_REASONS
         delta: Mapping[str, Any] = choice.get("delta") or _EMPTY_CHOICE
@@ -117,7 +120,7 @@ class ChunkReader:
             return None
         if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
             reason = "content_filter"
-        return Finish(reason, self._usage, _STOPPED_BY.get(reason))
+        return Finish(reason, self._usage, _STOPPED_BY.get(reason), service_tier=self._service_tier)
 
     @property
     def failure_message(self) -> str:

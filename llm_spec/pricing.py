@@ -26,10 +26,13 @@ __all__ = [
     "Price",
     "find_draft_price",
     "find_model_price",
+    "find_tier_prices",
+    "get_billed_tier",
     "parse_price",
 ]
 
 TOKENS_PER_PRICE_UNIT: Final = 1e6  # what a price is for
+_PRICED_TIERS: Final = frozenset({"batch", "fast", "flex", "priority", "scale"})  # of OpenAI and Anthropic
 _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
 
 
@@ -75,9 +78,27 @@ def find_model_price(provider_name: str, prices: Mapping[str, Price]) -> Price |
 
     A model's dated version has the price of the model.
     """
-    model = provider_name.partition(":")[2] or provider_name
-    names = (provider_name, model, _DATE.sub("", model))
+    names = _list_price_names(provider_name)
     return next((table[name] for table in (prices, PRICES) for name in names if name in table), None)
+
+
+def _list_price_names(provider_name: str) -> tuple[str, ...]:
+    """What a price may be listed under, the most exact first."""
+    model = provider_name.partition(":")[2] or provider_name
+    return (provider_name, model, _DATE.sub("", model))
+
+
+def find_tier_prices(provider_name: str, prices: Mapping[str, Price]) -> Mapping[str, Price]:
+    """The caller's prices of a provider's service tiers, by tier: `openai:gpt-4.1#priority` or `gpt-4.1#priority`."""
+    found: dict[str, Price] = {}
+    for name in reversed(_list_price_names(provider_name)):
+        found |= {key.removeprefix(f"{name}#"): price for key, price in prices.items() if key.startswith(f"{name}#")}
+    return found
+
+
+def get_billed_tier(service_tier: str | None, speed: str | None) -> str | None:
+    """What a server served that has a price of its own; None: it costs what the model costs."""
+    return next((served for served in (speed, service_tier) if served in _PRICED_TIERS), None)
 
 
 def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price | None:

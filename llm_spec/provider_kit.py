@@ -26,6 +26,8 @@ Types of chat
 Requests
 - `find_constrained_part`: what of an answer a server's constrained decoding holds to a form.
 - `find_message_parts`: what an answer may have beside text.
+- `FIELDS`: the table of fields that clients send, by name; `is_default_value`: whether a field says nothing.
+- `place_later_system_texts`: texts of the system after the first answer, as texts of another role in their place.
 
 Server features
 - `ContinuationTest`: whether a server continues an assistant's text.
@@ -78,8 +80,10 @@ if TYPE_CHECKING:
     from llm_spec.pass_threads import run_pass
     from llm_spec.prefill import prefill_prompt
     from llm_spec.query_options import parse_query_options
+    from llm_spec.request_fields import FIELDS, is_default_value
     from llm_spec.session_affinity import get_session_headers
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+    from llm_spec.system_texts import place_later_system_texts
     from llm_spec.token_model_provider import TokenModelProvider
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
     from llm_spec.tokens.noise import NOISE_GROUP_SIZE, NoisePurpose
@@ -89,6 +93,7 @@ if TYPE_CHECKING:
     from llm_spec.worker import call_in_own_thread
 
 __all__ = [
+    "FIELDS",
     "MAX_LOOKAHEAD",
     "NOISE_GROUP_SIZE",
     "PREFILL_CHUNK_TOKENS",
@@ -119,6 +124,7 @@ __all__ = [
     "find_message_parts",
     "get_session_headers",
     "has_finish_reason",
+    "is_default_value",
     "is_greedy",
     "list_format_marks",
     "loads",
@@ -129,6 +135,7 @@ __all__ = [
     "parse_finish_reason",
     "parse_query_options",
     "philox4x32",
+    "place_later_system_texts",
     "prefill_prompt",
     "read_json",
     "read_stream_error_status",
@@ -154,8 +161,10 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.pass_threads": "run_pass",
     "llm_spec.prefill": "prefill_prompt",
     "llm_spec.query_options": "parse_query_options",
+    "llm_spec.request_fields": "FIELDS is_default_value",
     "llm_spec.session_affinity": "get_session_headers",
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
+    "llm_spec.system_texts": "place_later_system_texts",
     "llm_spec.token_model_provider": "TokenModelProvider",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
     "llm_spec.tokens.noise": "NOISE_GROUP_SIZE NoisePurpose",

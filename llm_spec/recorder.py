@@ -35,6 +35,7 @@ from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.metering import TokenMeter
+from llm_spec.pricing import get_billed_tier
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.choice import StrategyChoice
@@ -118,6 +119,12 @@ class AnswerRecorder:
         """Whether it ended before any call was made, because no budget was left."""
         is_cut = self.finish is not None and self.finish.stopped_by == "budget"
         return is_cut and not self.target_meter.num_calls
+
+    @property
+    def billed_tier(self) -> str | None:
+        """What the server says it served, if that may cost something else."""
+        finish = self.finish
+        return None if finish is None else get_billed_tier(finish.service_tier, finish.speed)
 
     @property
     def is_continued(self) -> bool:
@@ -301,7 +308,12 @@ class AnswerRecorder:
         self._calls = dict(enumerate(response.message.tool_calls))
         self._details = list(response.details)
         self.finish = Finish(
-            response.finish_reason, response.usage, response.stopped_by, stop_string=response.stop_string
+            response.finish_reason,
+            response.usage,
+            response.stopped_by,
+            stop_string=response.stop_string,
+            service_tier=response.service_tier,
+            speed=response.speed,
         )
 
     def add_plain_steps_to_baseline(self, baseline: TargetSpeedBaseline) -> None:
@@ -348,6 +360,8 @@ class AnswerRecorder:
             stop_string=finish.stop_string,
             details=tuple(self._details),
             order=self._order.list_parts(self._texts, sorted(self._calls)),
+            service_tier=finish.service_tier,
+            speed=finish.speed,
             strategy=strategy_choice.strategy.name,
             guarantee=text_guarantee.guarantee,
             same_text=text_guarantee.same_text,
@@ -371,7 +385,7 @@ class AnswerRecorder:
             reasoning="".join([event.text for event in self._reasoning if isinstance(event, ReasoningDelta)]),
             reasoning_events=tuple(self._reasoning),
             approved_spans=self._find_approved_spans() if text_guarantee.guarantee == "judged" else (),
-            cost=cost_tracker.compute_cost(usage, draft_usage, has_drafted=draft is not None),
+            cost=cost_tracker.compute_cost(usage, draft_usage, has_drafted=draft is not None, tier=self.billed_tier),
             plain_s=plain_s,
             speedup_basis=basis,
             plain_reason=reason,

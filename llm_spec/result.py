@@ -195,7 +195,8 @@ class SpeculativeResult:
     all calls of the target read and wrote, `draft_usage` what those of the draft did, None where not counted. Calls
     that their providers counted are as they said; those that broke or were left count what was sent and what came.
     `stopped_by` is None where the target did not say what ended the answer, or ended it by a limit of its own.
-    `stop_string` is the stop string that did, where it is known.
+    `stop_string` is the stop string that did, where it is known. `service_tier` and `speed` are those that the target's
+    server says it served, in its own words.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were dropped, `retries` why the target was called again.
     `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
@@ -239,6 +240,8 @@ class SpeculativeResult:
     stop_string: str | None = None
     details: tuple[AnswerDetail, ...] = ()
     order: tuple[AnswerPart, ...] = ()
+    service_tier: str | None = None
+    speed: str | None = None
 
     @property
     def message(self) -> ChatMessage:
@@ -298,6 +301,8 @@ class SpeculativeResult:
             "same_text": self.same_text,
             "target": self.target,
             "draft": self.draft,
+            "service_tier": self.service_tier,
+            "speed": self.speed,
             "seed": self.seed,
             "draft_tokens": stats.num_draft_tokens,
             "accepted_tokens": stats.num_accepted_draft_tokens,
@@ -368,5 +373,12 @@ class SpeculativeFinish(Finish):
     def from_finish(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
         """A strategy's end with the result."""
         return cls(
-            finish.finish_reason, result.usage, finish.stopped_by, result.draft_usage, finish.stop_string, result
+            finish.finish_reason,
+            result.usage,
+            finish.stopped_by,
+            result.draft_usage,
+            finish.stop_string,
+            finish.service_tier,
+            finish.speed,
+            result,
         )

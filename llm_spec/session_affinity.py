@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 
 from llm_spec.chat import ChatRequest
 from llm_spec.errors import ConfigError
+from llm_spec.system_texts import strip_billing_header
 
 __all__ = [
     "bind_session_headers",
@@ -65,11 +66,14 @@ def check_session_header_name(name: str | None) -> None:
 def derive_session_id(request: ChatRequest, key: bytes) -> str:
     """The id of a request's conversation: a hash, under `key`, of its messages up to the first one of the user.
 
-    It stays the same over the turns of a conversation. Without the key nobody learns from it what was said.
+    It stays the same over the turns of a conversation, also of a client that begins each with a line of its own.
+    Without the key nobody learns from it what was said.
     """
     texts: list[str] = []
-    for message in request.messages:
-        texts += (message.role, *_iterate_content_texts(message.content))
+    for index, message in enumerate(request.messages):
+        content = _iterate_content_texts(message.content)
+        is_first_system_text = index == 0 and message.role in ("system", "developer")
+        texts += (message.role, *(map(strip_billing_header, content) if is_first_system_text else content))
         if message.role == "user":
             break
     return hash_texts(texts, key)

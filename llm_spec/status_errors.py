@@ -65,6 +65,7 @@ def make_status_error(
     object, if it sent one: it has the `code` and `param`.
     """
     error = _choose_status_error(status, headers, message)
+    error.status = status
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
     return error

@@ -8,6 +8,7 @@ turn, and with them all that a server has cached of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -19,10 +20,12 @@ __all__ = [
     "mark_system_text",
     "place_later_system_texts",
     "place_system_texts",
+    "strip_billing_header",
 ]
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _SEPARATOR: Final = "\n\n"
+_BILLING_HEADER: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
 
 def place_system_texts(messages: Sequence[ChatMessage], *, later_role: Role = "user") -> tuple[ChatMessage, ...]:
@@ -73,6 +76,15 @@ def _place_later_system_text(message: ChatMessage, role: Role) -> ChatMessage:
     if role == "system":
         return message if message.role == "system" else ChatMessage("system", message.text)
     return ChatMessage("user", mark_system_text(message.text))
+
+
+def strip_billing_header(text: str) -> str:
+    """A first text of the system without the line in which Claude Code says who pays.
+
+    It changes with every request, and is for Anthropic's server alone: before any other model it would keep two turns
+    from beginning alike.
+    """
+    return _BILLING_HEADER.sub("", text)
 
 
 def mark_system_text(text: str) -> str:

@@ -6,7 +6,7 @@ an implementation against what the docstrings promise.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Capabilities",
     "ChunkStreaming",
+    "FieldTranslator",
     "InputTokenCounter",
     "LlmProvider",
 ]
@@ -105,4 +106,16 @@ class InputTokenCounter(Protocol):
 
     async def count_input_tokens(self, request: ChatRequest) -> int:
         """The tokens of a request's input; raises as `stream`."""
+        ...
+
+
+@runtime_checkable
+class FieldTranslator(Protocol):
+    """A provider whose server refuses fields of OpenAI's API; optional beside `LlmProvider`."""
+
+    def translate_openai_fields(self, request: ChatRequest) -> tuple[ChatRequest, Sequence[str]]:
+        """The request of a client of OpenAI's API with its server's own words in `extra`, and what they leave out.
+
+        Raises InvalidRequestError for a field without which the answer would be of another form.
+        """
         ...

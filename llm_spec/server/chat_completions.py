@@ -32,6 +32,7 @@ from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     SSE_DONE,
+    build_tier_fields,
     describe_result_for_client,
     format_sse,
     get_client_token_counts,
@@ -193,6 +194,7 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         "model": model,
         "choices": [choice],
         **({} if usage is None else {"usage": usage}),
+        **build_tier_fields(result),
         **build_acceptance_fields(result),
     }
 
@@ -249,6 +251,7 @@ class ChatStreamEncoder:
         )
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
+        self._envelope |= build_tier_fields(result)
         frames = format_sse(self._build_chunk_with_choice({}, get_finish_reason(result)))
         usage = build_chat_usage(result)
         last_chunk: Json = {**self._envelope, "choices": []}

@@ -84,18 +84,24 @@ class ClientRegistry:
     def authenticate(self, headers: Mapping[str, str]) -> ApiClient:
         """The client whose key came in `Authorization: Bearer` or `x-api-key`; raises HttpProblem for any other.
 
-        All keys are compared, each in a time that does not depend on how much of it is right.
+        Where both came, one that is right is enough: clients of Anthropic's API may send another login beside it. All
+        keys are compared, each in a time that does not depend on how much of it is right.
         """
         if not self._clients_by_hash:
             return self._anonymous
         scheme, _, token = headers.get("Authorization", "").partition(" ")
-        api_key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not api_key:
+        given_keys = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        digests = [_hash_api_key(api_key) for api_key in given_keys if api_key]
+        if not digests:
             raise HttpProblem(
                 401, "the API key is missing; send it as Authorization: Bearer or x-api-key", code="missing_api_key"
             )
-        digest = _hash_api_key(api_key)
-        found = [client for key_hash, client in self._clients_by_hash if hmac.compare_digest(key_hash, digest)]
+        found = [
+            client
+            for digest in digests
+            for key_hash, client in self._clients_by_hash
+            if hmac.compare_digest(key_hash, digest)
+        ]
         if not found:
             raise HttpProblem(401, "the API key is not known to this server", code="invalid_api_key")
         return found[0]

@@ -16,6 +16,7 @@ __all__ = [
     "AnswerStreamEncoder",
     "ToolCallSequencer",
     "build_result_headers",
+    "build_tier_fields",
     "describe_result_for_client",
     "format_sse",
     "get_client_token_counts",
@@ -114,6 +115,12 @@ class ToolCallSequencer:
 def get_finish_reason(result: SpeculativeResult) -> FinishReason:
     """Why an answer ended. Some servers say `stop` after a tool call too; clients would overlook the call."""
     return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
+
+
+def build_tier_fields(result: SpeculativeResult) -> Json:
+    """The service tier that was served, in OpenAI's word for it; empty where the target does not tell it."""
+    tier = result.service_tier
+    return {} if tier is None else {"service_tier": "default" if tier == "standard" else tier}
 
 
 def describe_result_for_client(result: SpeculativeResult) -> Json:

@@ -40,6 +40,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CHAT_API: Final = APIS["/v1/chat/completions"]
 _MESSAGES_API: Final = APIS["/v1/messages"]
 _RESPONSES_API: Final = APIS["/v1/responses"]
+_ANTHROPIC_HEADER: Final = "anthropic-version"  # which every client of its API sends
 _BETAS_HEADER: Final = "anthropic-beta"  # features that some of its fields need
 SERVER_NAME: Final = "llm-spec"  # not which version of what
 _SERVER_HEADER: Final = {"Server": SERVER_NAME}
@@ -52,6 +53,7 @@ _PAGE_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_OPENAI_STATUSES: Final = {529: 503}  # Anthropic's own status for "overloaded"
 _TRACE_HEADER: Final = "x-llm-spec-trace"
 
 
@@ -128,20 +130,22 @@ class Gateway:
         return problem
 
     def _build_error_response(self, request: web.Request, problem: HttpProblem) -> web.Response:
-        self._metrics.errors.labels(str(problem.status)).inc()
+        path = request.path.removesuffix("/count_tokens")
+        default_api = _MESSAGES_API if _ANTHROPIC_HEADER in request.headers else _CHAT_API
+        api = APIS.get(path) or APIS.get(f"/v1{path}") or default_api
+        status = problem.status if api is _MESSAGES_API else _OPENAI_STATUSES.get(problem.status, problem.status)
+        self._metrics.errors.labels(str(status)).inc()
         request_id = make_request_id()
         log_event(
             "refused",
             level=logging.WARNING,
             request_id=request_id,
             path=request.path,
-            status=problem.status,
+            status=status,
             code=problem.code,
         )
-        path = request.path.removesuffix("/count_tokens")
-        api = APIS.get(path) or APIS.get(f"/v1{path}") or _CHAT_API
         headers = {"x-request-id": request_id, **problem.retry_headers}
-        return self._build_json_response(request, api.build_error(problem), status=problem.status, headers=headers)
+        return self._build_json_response(request, api.build_error(problem), status=status, headers=headers)
 
     def _build_json_response(
         self, request: web.Request, body: object, *, status: int = 200, headers: dict[str, str] | None = None
@@ -186,13 +190,20 @@ class Gateway:
 
     async def _handle_list_models(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        models = [model.to_openai_model() for model in self._models.list_for_client(client)]
-        return self._build_json_response(request, {"object": "list", "data": models})
+        models = self._models.list_for_client(client)
+        if _ANTHROPIC_HEADER not in request.headers:
+            listed = [model.to_openai_model() for model in models]
+            return self._build_json_response(request, {"object": "list", "data": listed})
+        ends = {"first_id": models[0].name, "last_id": models[-1].name} if models else {}
+        listed = [model.to_anthropic_model() for model in models]
+        return self._build_json_response(request, {"data": listed, "has_more": False, **ends})
 
     async def _handle_get_model(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
+        model = self._models.find_for_client(request.match_info["name"], client)
+        is_anthropics = _ANTHROPIC_HEADER in request.headers
         return self._build_json_response(
-            request, self._models.find_for_client(request.match_info["name"], client).to_openai_model()
+            request, model.to_anthropic_model() if is_anthropics else model.to_openai_model()
         )
 
     async def _handle_liveness(self, request: web.Request) -> web.Response:
@@ -300,7 +311,7 @@ class Gateway:
             ]
         if is_translated:
             parsed_requests = [place_system_texts_of_request(parsed, model.target_api) for parsed in parsed_requests]
-        parsed_requests, dropped_fields = model.drop_unsafe_fields(parsed_requests)
+        parsed_requests, dropped_fields = model.select_fields(parsed_requests, client_api=api.target_api)
         return parsed_requests, [*parsed_requests[0].left_out, *dropped_fields]
 
     def _admit_request(self, client: ApiClient) -> None:

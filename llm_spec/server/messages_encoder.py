@@ -23,6 +23,7 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
+_LONG_CALL_CHARS: Final = 1024  # of arguments; as many are written in some seconds
 
 
 def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
@@ -38,8 +39,14 @@ def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *,
         **_build_message_envelope(answer_id, model),
         "content": content,
         **_build_stop_fields(result, parsed),
-        "usage": _build_anthropic_usage(result),
+        "usage": _build_anthropic_usage(result) | _build_served_fields(result),
     }
+
+
+def _build_served_fields(result: SpeculativeResult) -> Json:
+    """The tier and the speed that were served, in Anthropic's words; none where the target does not tell them."""
+    tier = "standard" if result.service_tier == "default" else result.service_tier
+    return {name: value for name, value in (("service_tier", tier), ("speed", result.speed)) if value is not None}
 
 
 def _build_thinking_blocks(result: SpeculativeResult) -> list[Json]:
@@ -79,7 +86,8 @@ def _parse_tool_input(arguments: str) -> Json:
 def _build_stop_fields(result: SpeculativeResult, parsed: ParsedRequest) -> Json:
     if result.stopped_by == "stop_string":
         stops = parsed.request.stop
-        return {"stop_reason": "stop_sequence", "stop_sequence": stops[0] if len(stops) == 1 else None}
+        stop_string = result.stop_string or (stops[0] if len(stops) == 1 else None)
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     return {"stop_reason": _STOP_REASONS[get_finish_reason(result)], "stop_sequence": None}
 
 
@@ -95,7 +103,11 @@ def _build_anthropic_usage(result: SpeculativeResult | None) -> Json:
 
 
 class MessagesStreamEncoder:
-    """An answer in events; blocks begin and end as its kinds of content follow each other."""
+    """An answer in events; blocks begin and end as its kinds of content follow each other.
+
+    A call is one block, whatever a target says between its pieces: that stands before the call, as in a whole answer. A
+    call that is long is not waited for, but sent as it comes; what is said beside it then follows it.
+    """
 
     keep_alive_bytes = format_sse({"type": "ping"}, "ping")
 
@@ -104,6 +116,9 @@ class MessagesStreamEncoder:
         self._envelope = _build_message_envelope(answer_id, model)
         self._answer_id = answer_id
         self._call_sequencer = ToolCallSequencer()
+        self._held_pieces: list[ToolCallDelta] = []  # of a call that is not long yet
+        self._held_events: list[StreamEvent] = []  # that came beside a call that was being sent
+        self._is_sending_call = False
         self._block_index = -1
         self._open_block_kind: str | int | None = None  # "text", "thinking", or the index of a call
 
@@ -118,8 +133,33 @@ class MessagesStreamEncoder:
         return format_sse({"type": "message_start", "message": empty}, "message_start")
 
     def encode_event(self, event: StreamEvent) -> bytes:
+        if isinstance(event, ToolCallDelta):
+            return b"".join(map(self._encode_or_hold_call_piece, self._call_sequencer.push(event)))
+        if self._is_sending_call:
+            self._held_events.append(event)
+            return b""
+        return self._encode_text_or_reasoning(event)
+
+    def encode_end(self, result: SpeculativeResult) -> bytes:
+        frames = b"".join(map(self._encode_tool_call_delta, self._held_pieces))
+        frames += b"".join(map(self._encode_text_or_reasoning, self._held_events))
+        frames += b"".join(map(self._encode_tool_call_delta, self._call_sequencer.flush()))
+        if self._block_index < 0:
+            frames += self._enter_content_block("text", {"type": "text", "text": ""})
+        frames += self._close_content_block()
+        usage = _build_anthropic_usage(result) | _build_served_fields(result)
+        frames += format_sse(
+            {"type": "message_delta", "delta": _build_stop_fields(result, self._parsed), "usage": usage},
+            "message_delta",
+        )
+        return frames + format_sse({"type": "message_stop"}, "message_stop")
+
+    def encode_error(self, problem: HttpProblem) -> bytes:
+        return format_sse(problem.to_anthropic(), "error")
+
+    def _encode_text_or_reasoning(self, event: StreamEvent) -> bytes:
         match event:
-            case TextDelta():
+            case TextDelta() if event.text:
                 return self._enter_content_block("text", {"type": "text", "text": ""}) + self._encode_block_delta(
                     type="text_delta", text=event.text
                 )
@@ -129,25 +169,17 @@ class MessagesStreamEncoder:
                 )
             case ReasoningDetail("messages", detail):
                 return self._encode_reasoning_detail(detail)
-            case ToolCallDelta():
-                return b"".join(map(self._encode_tool_call_delta, self._call_sequencer.push(event)))
             case _:
                 return b""
 
-    def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = b"".join(map(self._encode_tool_call_delta, self._call_sequencer.flush()))
-        if self._block_index < 0:
-            frames += self._enter_content_block("text", {"type": "text", "text": ""})
-        frames += self._close_content_block()
-        usage = _build_anthropic_usage(result)
-        frames += format_sse(
-            {"type": "message_delta", "delta": _build_stop_fields(result, self._parsed), "usage": usage},
-            "message_delta",
-        )
-        return frames + format_sse({"type": "message_stop"}, "message_stop")
-
-    def encode_error(self, problem: HttpProblem) -> bytes:
-        return format_sse(problem.to_anthropic(), "error")
+    def _encode_or_hold_call_piece(self, piece: ToolCallDelta) -> bytes:
+        if self._is_sending_call:
+            return self._encode_tool_call_delta(piece)
+        self._held_pieces.append(piece)
+        if sum(len(held.arguments) for held in self._held_pieces) < _LONG_CALL_CHARS:
+            return b""
+        pieces, self._held_pieces, self._is_sending_call = self._held_pieces, [], True
+        return b"".join(map(self._encode_tool_call_delta, pieces))
 
     def _enter_thinking_block(self) -> bytes:
         return self._enter_content_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})

@@ -10,11 +10,17 @@ chat completions, and fields without a counterpart there are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
 
 from llm_spec.chat import ApiName, ChatMessage, NativeMessage, Role, ToolCall
 from llm_spec.errors import InvalidRequestError
+from llm_spec.server.messages_content import (
+    convert_blocks_to_content,
+    convert_tool_result_to_content,
+    has_unread_document,
+)
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import (
     Body,
@@ -27,6 +33,7 @@ from llm_spec.server.request_fields import (
     get_typed_field,
     parse_stop_strings,
 )
+from llm_spec.system_texts import strip_billing_header
 
 __all__ = ["parse_messages_request"]
 
@@ -57,8 +64,6 @@ _MESSAGES_ONLY_FIELDS: Final = frozenset(
         "metadata",
         "output_config",
         "output_format",
-        "service_tier",
-        "speed",
         "thinking",
         "user_profile_id",
         "workspace_id",
@@ -69,7 +74,6 @@ _UNSUPPORTED_FIELDS: Final = ("compaction", "mcp_servers")  # they make answers 
 _CLIENT_TOOL_PREFIXES: Final = ("bash_", "computer_", "memory_", "text_editor_")  # of Anthropic's, run by the client
 # By this code the SDK's message threads and tool runner know to send the whole conversation instead
 _NO_THREADS_MESSAGE: Final = "thread is set; this server keeps no conversations: send all messages, without thread"
-_CONTENT_TYPES: Final = ("text", "image")
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -90,6 +94,8 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
         *_parse_anthropic_system(body, is_native=is_native),
         *_parse_anthropic_messages(body, is_native=is_native),
     ]
+    if not is_native:
+        messages = _join_neighbouring_answers(messages)
     prefix = ""
     if messages and _is_prefix_message(messages[-1]):
         prefix = messages.pop().text
@@ -115,8 +121,18 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
         prefix=prefix,
     )
     return ParsedRequest(
-        model=get_requested_model_name(body), request=request, stream=get_typed_field(body, "stream", default=False)
+        model=get_requested_model_name(body),
+        request=request,
+        stream=get_typed_field(body, "stream", default=False),
+        changes=() if is_native else _list_changes(body),
     )
+
+
+def _list_changes(body: Body) -> tuple[str, ...]:
+    """What the target is only told the name of."""
+    contents: list[object] = [message.get("content") for message in get_object_list_field(body, "messages")]
+    blocks = [block for content in contents if isinstance(content, list) for block in cast("list[Json]", content)]
+    return ("documents",) if has_unread_document(blocks) else ()
 
 
 def _is_prefix_message(last: ChatMessage) -> bool:
@@ -129,15 +145,19 @@ def _build_native_message(role: Any, content: str | Sequence[Json], *, is_native
 
 
 def _parse_anthropic_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
-    system = body.get("system")
+    system: object = body.get("system")
     if isinstance(system, list):
         blocks = get_object_list_field(body, "system")
-        text = "\n\n".join(str(part.get("text", "")) for part in blocks)
-        yield ChatMessage("system", text, native=_build_native_message("system", blocks, is_native=is_native))
-    elif system is not None and not isinstance(system, str):
+        text = "\n\n".join(str(block.get("text", "")) for block in blocks)
+        if is_native:
+            yield ChatMessage("system", text, native=_build_native_message("system", blocks, is_native=True))
+            return
+    elif isinstance(system, str | None):
+        text = system or ""
+    else:
         raise InvalidRequestError(f"system is of type {type(system).__name__}; it must be a text or text blocks")
-    elif system:
-        yield ChatMessage("system", system)
+    if text := text if is_native else strip_billing_header(text):
+        yield ChatMessage("system", text)
 
 
 def _parse_anthropic_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
@@ -167,52 +187,58 @@ def _parse_assistant_message(blocks: Sequence[Json], *, is_native: bool) -> Chat
         if block.get("type") == "tool_use"
     )
     text = "".join(block["text"] for block in blocks if block.get("type") == "text")
-    is_text = all(block.keys() == {"type", "text"} for block in blocks)
-    native = _build_native_message("assistant", blocks, is_native=is_native and not is_text)
-    return ChatMessage("assistant", text or (None if calls else ""), tool_calls=calls, native=native)
+    if is_native:
+        is_text = all(block.keys() == {"type", "text"} for block in blocks)
+        native = _build_native_message("assistant", blocks, is_native=not is_text)
+        return ChatMessage("assistant", text or (None if calls else ""), tool_calls=calls, native=native)
+    thoughts = [block.get("thinking") for block in blocks if block.get("type") == "thinking"]
+    reasoning = "".join(thought for thought in thoughts if isinstance(thought, str))
+    return ChatMessage("assistant", text or (None if calls else ""), tool_calls=calls, reasoning=reasoning)
+
+
+def _join_neighbouring_answers(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Messages without two of the assistant one after the other, which are one turn, as in Anthropic's API."""
+    joined: list[ChatMessage] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is not None and last.role == message.role == "assistant":
+            calls = (*last.tool_calls, *message.tool_calls)
+            content = last.text + message.text or (None if calls else "")
+            reasoning = last.reasoning + message.reasoning
+            joined[-1] = replace(last, content=content, tool_calls=calls, reasoning=reasoning)
+        else:
+            joined.append(message)
+    return joined
 
 
 def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) -> Iterator[ChatMessage]:
     others: list[Json] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            text = _get_tool_result_text(block, is_native=is_native)
+            content = _get_tool_result_text(block) if is_native else convert_tool_result_to_content(block)
             native = _build_native_message("user", [block], is_native=is_native)
-            yield ChatMessage("tool", text, tool_call_id=block["tool_use_id"], native=native)
+            yield ChatMessage("tool", content, tool_call_id=block["tool_use_id"], native=native)
         else:
             others.append(block)
     if not others:
         return
     native = _build_native_message(role, others, is_native=is_native)
-    parts = [
-        _convert_anthropic_part(block) for block in others if native is None or block.get("type") in _CONTENT_TYPES
-    ]
-    if all(part["type"] == "text" for part in parts):
-        yield ChatMessage(role, "".join(part["text"] for part in parts), native=native)
-    else:
-        yield ChatMessage(role, tuple(parts), native=native)
+    read = others if native is None else list(filter(_can_draft_read, others))
+    yield ChatMessage(role, convert_blocks_to_content(read), native=native)
 
 
-def _get_tool_result_text(block: Json, *, is_native: bool) -> str:
+def _can_draft_read(block: Json) -> bool:
+    """Whether a block that its target is sent as it is has words for other models, too."""
+    if block.get("type") == "image":
+        return get_object_field(block, "source").get("type") in ("base64", "url")
+    return block.get("type") == "text"
+
+
+def _get_tool_result_text(block: Json) -> str:
+    """What a draft is told, which need not see what the target sees."""
     content = block.get("content")
-    if isinstance(content, list):
-        parts = get_object_list_field(block, "content")
-        if not is_native and any(part.get("type") != "text" for part in parts):
-            raise InvalidRequestError("a tool_result has a part that is not text, which is not supported here")
-        return "".join(str(part.get("text", "")) for part in parts)
-    return str(content or "")
-
-
-def _convert_anthropic_part(block: Json) -> Json:
-    """A content part in OpenAI's form."""
-    kind = block.get("type")
-    if kind == "text":
-        return {"type": "text", "text": str(block["text"])}
-    if kind == "image":
-        source = get_object_field(block, "source")
-        url = source["url"] if source.get("type") == "url" else f"data:{source['media_type']};base64,{source['data']}"
-        return {"type": "image_url", "image_url": {"url": url}}
-    raise InvalidRequestError(f"a block of type {kind!r} is not supported here")
+    parts = get_object_list_field(block, "content") if isinstance(content, list) else ()
+    return "".join(str(part.get("text", "")) for part in parts) if isinstance(content, list) else str(content or "")
 
 
 def _convert_anthropic_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
@@ -247,6 +273,8 @@ def _convert_anthropic_tool_choice(body: Body) -> str | Json | None:
 def _convert_anthropic_extra_fields(body: Body, *, is_local: bool) -> Json:
     """What chat completions, or a model in this process, have other words for."""
     fields: Json = {}
+    if body.get("service_tier") == "standard_only" and not is_local:
+        fields["service_tier"] = "default"
     if body.get("tools") and get_object_field(body, "tool_choice").get("disable_parallel_tool_use") is True:
         fields["parallel_tool_calls"] = False
     if is_local:

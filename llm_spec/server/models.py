@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from llm_spec.chat import ApiName
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.chat import FieldTranslator, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.provider_draft import ProviderDraft
@@ -27,7 +27,8 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, get_strateg
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
 MAX_CLIENTS: Final = 64  # of a model, whose answers are remembered for drafts; those of longest ago are forgotten
-_CREATED_S: Final = 0  # the API requires a time; there is none
+_CREATED_S: Final = 0  # the APIs require a time; there is none
+_CREATED_AT: Final = "1970-01-01T00:00:00Z"
 
 
 class ServedModel:
@@ -74,23 +75,44 @@ class ServedModel:
 
     def to_openai_model(self) -> Json:
         """The model object of OpenAI's API."""
-        details = {
+        own = {"id": self.name, "object": "model", "created": _CREATED_S, "owned_by": "llm-spec"}
+        return {**own, "llm_spec": self._describe()}
+
+    def to_anthropic_model(self) -> Json:
+        """The model object of Anthropic's API."""
+        own = {"id": self.name, "type": "model", "display_name": self.name, "created_at": _CREATED_AT}
+        return {**own, "lifecycle": "active", "llm_spec": self._describe()}
+
+    def _describe(self) -> Json:
+        return {
             "target": get_public_name(self._config.target),
             "draft": None if self._config.draft is None else get_public_name(self._config.draft),
             "strategy": self._config.speculative.strategy,
             "strategies": list(self._list_usable_strategies()),
         }
-        return {"id": self.name, "object": "model", "created": _CREATED_S, "owned_by": "llm-spec", "llm_spec": details}
 
-    def drop_unsafe_fields(self, parsed_requests: Sequence[ParsedRequest]) -> tuple[list[ParsedRequest], list[str]]:
-        """Requests of one body without the fields that their target is not sent, and the names of those."""
+    def select_fields(
+        self, parsed_requests: Sequence[ParsedRequest], *, client_api: ApiName | None
+    ) -> tuple[list[ParsedRequest], list[str]]:
+        """Requests of one body with the fields that their target is sent, and the names of the others."""
         if not any(one_request.request.extra for one_request in parsed_requests):  # nearly always
             return list(parsed_requests), []
         kept = [
             drop_unsafe_fields(one_request, self._extra_fields, is_local=self.is_local)
             for one_request in parsed_requests
         ]
+        if isinstance(self.target, FieldTranslator) and client_api != self.target_api:
+            kept = [self._translate_fields(self.target, one_request, names) for one_request, names in kept]
         return [one_request for one_request, _ in kept], kept[0][1]
+
+    def _translate_fields(
+        self, target: FieldTranslator, parsed: ParsedRequest, dropped_fields: Sequence[str]
+    ) -> tuple[ParsedRequest, list[str]]:
+        """A request in its target's own fields; what its operator passes on by name stays."""
+        request, left_out = target.translate_openai_fields(parsed.request)
+        passed = {name: parsed.request.extra[name] for name in left_out if name in self._extra_fields}
+        request = replace(request, extra={**request.extra, **passed})
+        return replace(parsed, request=request), sorted({*dropped_fields, *left_out} - passed.keys())
 
     def _list_usable_strategies(self) -> tuple[str, ...]:
         """The strategies that requests may choose and this pair may support, as far as is known without asking."""

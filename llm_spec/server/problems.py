@@ -33,7 +33,9 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",  # Anthropic's status for it
 }
+_KEPT_STATUSES: Final = (429, 503, 529)  # of a target: clients wait longer upon them, or ask another model
 _FIELD_PATTERN: Final = re.compile(r"[a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+)*(?= (?:is|has|holds|must|names)\b)")
 _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
     UnsupportedError: (400, "unsupported"),
@@ -119,9 +121,10 @@ def convert_error_to_problem(error: Exception, secret_texts: tuple[str, ...] = (
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
         found = _FIELD_PATTERN.match(message)
-        return HttpProblem(400, message, code=error.code, param=error.param or (None if found is None else found[0]))
+        status = 413 if error.status == 413 else 400
+        return HttpProblem(status, message, code=error.code, param=error.param or (None if found is None else found[0]))
     if isinstance(error, TransientError):
-        status = error.status if error.status in (429, 503) else 504 if "silent" in message else 502
+        status = error.status if error.status in _KEPT_STATUSES else 504 if "silent" in message else 502
         code = error.code or "target_failed"
         return HttpProblem(status, message, code=code, retry_after_s=error.retry_after_s, is_final=True)
     if isinstance(error, CircuitOpenError):  # a client that waits so long may find it closed

@@ -32,12 +32,14 @@ class ChunkMerger:
     def __init__(self) -> None:
         self._choices: dict[int, Json] = {}
         self._usage: Any = None
+        self._tier: Json = {}
         self.usage: Usage | None = None
 
     def add_chunk(self, chunk: Mapping[str, Any]) -> None:
         """One more chunk."""
         self.usage = parse_usage(chunk) or self.usage
         self._usage = chunk.get("usage") or self._usage
+        self._tier |= {"service_tier": chunk["service_tier"]} if chunk.get("service_tier") else {}
         for position, choice in enumerate(cast("list[Json]", chunk.get("choices") or [])):
             index = position if choice.get("index") is None else int(choice["index"])
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
@@ -60,6 +62,7 @@ class ChunkMerger:
             "model": model,
             "choices": choices,
             **usage,
+            **self._tier,
         }
 
 

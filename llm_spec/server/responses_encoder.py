@@ -17,6 +17,7 @@ from llm_spec.server.compaction import build_compaction_item, is_compaction_requ
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     ToolCallSequencer,
+    build_tier_fields,
     format_sse,
     get_client_token_counts,
     get_finish_reason,
@@ -127,7 +128,7 @@ def _add_final_fields_to_response(response: Json, result: SpeculativeResult, out
         if reason is None
         else {"status": "incomplete", "incomplete_details": {"reason": reason}}
     )
-    return {**response, **ending, "output": list(output), "usage": usage}
+    return {**response, **ending, "output": list(output), "usage": usage, **build_tier_fields(result)}
 
 
 class ResponsesStreamEncoder:

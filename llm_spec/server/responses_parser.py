@@ -29,7 +29,7 @@ from llm_spec.server.responses_tools import ResponsesTools, read_client_tool
 __all__ = ["parse_responses_request"]
 
 # Fields that change nothing about a stateless answer
-_IGNORED_FIELDS: Final = ("metadata", "service_tier", "store", "truncation")
+_IGNORED_FIELDS: Final = ("metadata", "store", "truncation")
 _KNOWN_FIELDS: Final = frozenset(
     {
         *_IGNORED_FIELDS,

@@ -141,8 +141,9 @@ def _generate_rule_based_answer(request: ChatRequest) -> Iterator[StreamEvent]:
         yield Finish("tool_calls", Usage(input_tokens=num_input, output_tokens=num_output), "tool_calls")
         return
     text = _write_answer_text(request)
-    found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
-    pieces = _iter_text_pieces(text[: min(found)] if found else text)
+    places = ((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0)
+    end, stop_string = min(places, default=(len(text), None))
+    pieces = _iter_text_pieces(text[:end])
     num_output = 0
     limit = request.extra.get("max_tokens", request.max_tokens)  # 0 comes in `extra` alone
     for piece in islice(pieces, None if limit is None else min(limit, sys.maxsize)):
@@ -152,7 +153,7 @@ def _generate_rule_based_answer(request: ChatRequest) -> Iterator[StreamEvent]:
     if next(pieces, None) is not None:
         yield Finish("length", usage, "max_tokens")
     else:
-        yield Finish("stop", usage, "stop_string" if found else None)
+        yield Finish("stop", usage, None if stop_string is None else "stop_string", stop_string=stop_string)
 
 
 def _iter_text_pieces(text: str) -> Iterator[str]:

@@ -45,15 +45,17 @@ class AnthropicAnswerReader:
         self._counts: dict[str, int] = {}
         self._num_reasoning_tokens = 0
         self._finish_reason: tuple[FinishReason, StoppedBy | None] | None = None
+        self._stop_string: str | None = None
+        self._service_tier: str | None = None  # that was served …
+        self._speed: str | None = None  # … and how fast
 
     @property
     def finish(self) -> Finish | None:
         """The end of the answer, once the server has said why it ended."""
-        return (
-            None
-            if self._finish_reason is None
-            else Finish(self._finish_reason[0], self._build_usage(), self._finish_reason[1])
-        )
+        if self._finish_reason is None:
+            return None
+        reason, stopped_by = self._finish_reason
+        return Finish(reason, self._build_usage(), stopped_by, None, self._stop_string, self._service_tier, self._speed)
 
     def read_event(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """Take one event in; give what it says."""
@@ -70,9 +72,11 @@ class AnthropicAnswerReader:
                     yield ToolCallDelta(call.index, arguments=json.dumps(call.given_input))
             case "message_delta":
                 self._update_token_counts(_as_object_or_empty(event.get("usage")))
-                reason = _as_object_or_empty(event.get("delta")).get("stop_reason")
+                delta = _as_object_or_empty(event.get("delta"))
+                reason, stop_string = delta.get("stop_reason"), delta.get("stop_sequence")
                 if reason is not None:
                     self._finish_reason = _FINISH_REASONS.get(str(reason), ("stop", None))
+                    self._stop_string = stop_string if isinstance(stop_string, str) else None
             case _:
                 pass
 
@@ -117,6 +121,8 @@ class AnthropicAnswerReader:
         said: the cached input to 0, the other to what was read in the end.
         """
         self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
+        self._service_tier = usage.get("service_tier") or self._service_tier
+        self._speed = usage.get("speed") or self._speed
         num_thinking = _as_object_or_empty(usage.get("output_tokens_details")).get("thinking_tokens")
         self._num_reasoning_tokens = self._num_reasoning_tokens if num_thinking is None else num_thinking
 

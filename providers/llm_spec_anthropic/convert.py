@@ -6,13 +6,15 @@ Messages, content parts and tools that are in Anthropic's own words already pass
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, ToolCall
-from llm_spec.provider_kit import ContentPart
+from llm_spec.provider_kit import ContentPart, place_later_system_texts
+from llm_spec_anthropic.fields import translate_openai_fields
 from llm_spec_anthropic.models import can_model_continue_prefix, get_default_max_tokens
 
 __all__ = ["Body", "build_request_body"]
@@ -21,7 +23,6 @@ Body: TypeAlias = dict[str, Any]
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _DATA_URL: Final = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.=+-]+)*;base64,(?P<data>.*)", re.DOTALL)
-_UNSUPPORTED_PARTS: Final = ("input_audio", "file", "refusal")  # OpenAI's parts that Anthropic has no block for
 _NEUTRAL_SAMPLING: Final[Mapping[str, object]] = {  # what no model has to honour, beside None
     "min_p": 0.0,
     "repetition_penalty": 1.0,
@@ -33,12 +34,14 @@ _TOOL_CHOICES: Final = {"auto": "auto", "required": "any", "none": "none"}
 
 
 def build_request_body(request: ChatRequest, model: str) -> Body:
-    """The JSON of a streaming request; `extra` comes last and wins.
+    """The JSON of a streaming request; `extra`, in Anthropic's words, comes last and wins.
 
     Raises InvalidRequestError for what Anthropic's messages cannot say.
     """
+    request, _ = translate_openai_fields(request, model, is_openai_client=False)
     sampling = _check_sampling_is_supported(request.sampling)
     system, conversation = _split_system_messages(request.messages)
+    tools, tool_choice = _select_allowed_tools(request.tools, request.tool_choice)
     body: Body = {
         "model": model,
         "max_tokens": request.max_tokens or get_default_max_tokens(model),
@@ -51,8 +54,8 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "stop_sequences": list(request.stop) or None,
-        "tools": [_convert_tool_to_anthropic(tool) for tool in request.tools] or None,
-        "tool_choice": _convert_tool_choice_to_anthropic(request.tool_choice),
+        "tools": [_convert_tool_to_anthropic(tool) for tool in tools] or None,
+        "tool_choice": _convert_tool_choice_to_anthropic(tool_choice),
         "output_config": _build_output_config(request.response_format),
     }
     body |= {name: value for name, value in optional.items() if value is not None}
@@ -90,14 +93,34 @@ def _check_prefix_is_supported(prefix: str, model: str) -> str:
 
 
 def _convert_tool_to_anthropic(tool: Mapping[str, Any]) -> Body:
+    if tool.get("type") == "custom" and "custom" in tool:
+        raise InvalidRequestError(f"tool {dict(tool)!r} takes a text; Anthropic's models take functions alone")
     if tool.get("type") != "function":
         return dict(tool)
     function = _require_mapping(tool.get("function"), "tool 'function'")
     if not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"tool {dict(tool)!r} has no function name")
-    schema: object = function.get("parameters") or {"type": "object", "properties": {}}
+    schema = _require_mapping(function.get("parameters") or {"properties": {}}, "tool 'parameters'")
     kept = {name: function[name] for name in ("description", "strict") if function.get(name) is not None}
-    return {"name": function["name"], "input_schema": schema, **kept, **_copy_cache_control(tool)}
+    return {"name": function["name"], "input_schema": {"type": "object", **schema}, **kept, **_copy_cache_control(tool)}
+
+
+def _select_allowed_tools(
+    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
+) -> tuple[Sequence[Mapping[str, Any]], str | Mapping[str, Any] | None]:
+    """The tools that OpenAI's `allowed_tools` leaves, and how to choose among them; others as they are."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    allowed = _require_mapping(choice.get("allowed_tools"), "tool_choice 'allowed_tools'")
+    names = [_get_function_name(tool) for tool in allowed.get("tools") or ()]
+    others = {name: value for name, value in choice.items() if name not in ("type", "allowed_tools")}
+    kind = _TOOL_CHOICES.get(str(allowed.get("mode")), "auto")
+    return [tool for tool in tools if _get_function_name(tool) in names], {"type": kind, **others}
+
+
+def _get_function_name(tool: Mapping[str, Any]) -> object:
+    function = tool.get("function")
+    return cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
 
 
 def _convert_tool_choice_to_anthropic(choice: str | Mapping[str, Any] | None) -> Body | None:
@@ -129,7 +152,12 @@ def _build_output_config(response_format: Mapping[str, Any] | None) -> Body | No
 
 
 def _split_system_messages(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
-    """What the system says, wherever it stands, and the conversation; what came inside of that natively stays there."""
+    """What the system says before the first answer, and the conversation.
+
+    Later texts of the system keep their place as texts of the user, unless they came in Anthropic's own words.
+    """
+    if not any(message.role in _SYSTEM_ROLES and _is_native_anthropic_message(message) for message in messages):
+        messages = place_later_system_texts(messages, role="user")
     system: list[ChatMessage] = []
     conversation: list[ChatMessage] = []
     for message in messages:
@@ -159,8 +187,8 @@ def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
             if role_before != "tool":
                 turns.append({"role": "user", "content": []})
             turns[-1]["content"] += _convert_parts_to_blocks(_build_message_content(message))
-        else:
-            turns.append({"role": message.role, "content": _build_message_content(message)})
+        elif (content := _build_message_content(message)) or message is messages[-1]:  # an empty turn is refused
+            turns.append({"role": message.role, "content": content})
         role_before = message.role
     return turns
 
@@ -189,6 +217,8 @@ def _build_message_content(message: ChatMessage) -> str | list[Body]:
 
 
 def _build_tool_use_block(call: ToolCall) -> Body:
+    if call.kind == "custom":
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": {"input": call.arguments}}
     try:
         arguments = json.loads(call.arguments or "{}")
     except (TypeError, ValueError):
@@ -211,26 +241,52 @@ def _build_tool_result_block(message: ChatMessage) -> Body:
 
 
 def _convert_content_to_anthropic(content: str | Sequence[ContentPart] | None) -> str | list[Body]:
-    return content or "" if isinstance(content, str | None) else _convert_parts_to_blocks(content)
+    if isinstance(content, str | None):
+        return content if content and not content.isspace() else ""
+    return _convert_parts_to_blocks(content)
 
 
 def _convert_parts_to_blocks(content: str | Sequence[ContentPart] | None) -> list[Body]:
-    if isinstance(content, str | None):
-        return [{"type": "text", "text": content}] if content else []  # a block of empty text would be refused
-    return [_convert_part_to_block(part) for part in content]
+    """Blocks, none of which has a blank text: the API refuses those."""
+    parts = [{"type": "text", "text": content or ""}] if isinstance(content, str | None) else content
+    return [_convert_part_to_block(part) for part in parts if not _is_blank_text(part)]
+
+
+def _is_blank_text(part: ContentPart) -> bool:
+    kind = part.get("type")
+    return kind in ("text", "refusal") and not str(part.get(kind) or "").strip()
 
 
 def _convert_part_to_block(part: ContentPart) -> Body:
-    kind = part.get("type")
-    if kind in _UNSUPPORTED_PARTS:
-        raise InvalidRequestError(
-            f"a message has a part of type {kind!r}; Anthropic takes text and image_url, or blocks"
-        )
-    if kind != "image_url":
-        return dict(part)
-    image = part.get("image_url")
-    url = image if isinstance(image, str) else _require_mapping(image, "part 'image_url'").get("url")
-    return {"type": "image", "source": _build_image_source(url), **_copy_cache_control(part)}
+    match part.get("type"):
+        case "image_url":
+            image = part.get("image_url")
+            url = image if isinstance(image, str) else _require_mapping(image, "part 'image_url'").get("url")
+            return {"type": "image", "source": _build_image_source(url), **_copy_cache_control(part)}
+        case "file":
+            return _build_document_block(_require_mapping(part.get("file"), "part 'file'")) | _copy_cache_control(part)
+        case "refusal":
+            return {"type": "text", "text": str(part.get("refusal"))}
+        case "input_audio":
+            raise InvalidRequestError(
+                "a message has a part of type 'input_audio', which Anthropic's models cannot hear"
+            )
+        case _:
+            return dict(part)
+
+
+def _build_document_block(file: Mapping[str, Any]) -> Body:
+    data = _DATA_URL.fullmatch(str(file.get("file_data")))
+    if data is None:
+        raise InvalidRequestError("a message's file has no file_data in a base64 data URL; Anthropic needs it")
+    title = {"title": file["filename"]} if file.get("filename") else {}
+    if not data["media_type"].startswith("text/"):
+        return {"type": "document", "source": {"type": "base64", **data.groupdict()}, **title}
+    try:
+        text = base64.b64decode(data["data"], validate=True).decode()
+    except ValueError as error:
+        raise InvalidRequestError(f"a message's file is not a text in UTF-8: {error}") from error
+    return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}, **title}
 
 
 def _build_image_source(url: object) -> Body:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["can_model_continue_prefix", "get_default_max_tokens"]
+__all__ = ["can_model_continue_prefix", "can_model_take_effort", "get_default_max_tokens"]
 
 # claude-3-5-sonnet-20241022, claude-sonnet-4-5, claude-opus-4-1@20250805, claude-2.1, anthropic.claude-opus-4-6-v1:0
 _NAME: Final = re.compile(r"(?:^|[./])claude-(?:[a-z]+-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)")
@@ -16,6 +16,12 @@ def can_model_continue_prefix(model: str) -> bool:
     """Whether the model goes on from a trailing assistant message; False for a name that says too little."""
     version = _parse_model_version(model)
     return version is not None and version <= _LAST_PREFILL_VERSION
+
+
+def can_model_take_effort(model: str) -> bool:
+    """Whether it may be told how much effort to make; False for a name that says too little."""
+    version = _parse_model_version(model)
+    return version is not None and (version >= (4, 6) or (version == (4, 5) and "opus" in model))
 
 
 def get_default_max_tokens(model: str) -> int:

@@ -5,7 +5,7 @@ Always streamed, so that a reader that goes away closes the connection, and with
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -26,6 +26,7 @@ from llm_spec.provider_kit import ContinuationTest
 from llm_spec_anthropic.answer import AnthropicAnswerReader
 from llm_spec_anthropic.client import AnthropicMessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body
+from llm_spec_anthropic.fields import translate_openai_fields
 from llm_spec_anthropic.models import can_model_continue_prefix
 
 __all__ = ["AnthropicProvider"]
@@ -57,7 +58,8 @@ class AnthropicProvider:
     There are no seeds: a request's seed is not sent and has no effect. The API wants a limit: a request without
     `max_tokens` gets 32,000, or 4,096 for Claude 3, older ones and names that tell no version. Models up to 4.5
     continue a `prefix`. `extra` holds fields of the API itself, such as `thinking`; `betas` in it, a list of names, go
-    into the header of that purpose.
+    into the header of that purpose. Fields of OpenAI's API in it (`user`, `parallel_tool_calls`, `reasoning_effort`)
+    are translated; what Anthropic has no word for (`store`, `verbosity`) is left out.
     """
 
     def __init__(
@@ -85,6 +87,9 @@ class AnthropicProvider:
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
+
+    def translate_openai_fields(self, request: ChatRequest) -> tuple[ChatRequest, Sequence[str]]:
+        return translate_openai_fields(request, self._model, is_openai_client=True)
 
     async def count_input_tokens(self, request: ChatRequest) -> int:
         body = build_request_body(request, self._model)

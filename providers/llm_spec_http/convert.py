@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from llm_spec import ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
+from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
 from llm_spec.provider_kit import build_logprob_fields
 from llm_spec_http.dialects.base import Body, ServerDialect
 
@@ -21,7 +21,7 @@ _STREAM_FIELDS: Final = {"stream": True, "stream_options": {"include_usage": Tru
 
 def build_request_body(request: ChatRequest, model: str, dialect: ServerDialect, *, stream: bool = True) -> Body:
     """The JSON of a request; what the caller left open is left out, `extra` comes last and wins."""
-    body: Body = {"model": model, **_build_prompt_fields(request), **(_STREAM_FIELDS if stream else {})}
+    body: Body = {"model": model, **_build_prompt_fields(request, dialect), **(_STREAM_FIELDS if stream else {})}
     body |= build_sampling_fields(request.sampling, dialect)
     if request.max_tokens:
         body["max_tokens"] = request.max_tokens
@@ -43,10 +43,21 @@ def build_request_body(request: ChatRequest, model: str, dialect: ServerDialect,
     return body | dict(request.extra) if request.extra else body
 
 
-def _build_prompt_fields(request: ChatRequest) -> Body:
+def _build_prompt_fields(request: ChatRequest, dialect: ServerDialect) -> Body:
     if request.raw:
         return {"prompt": request.messages[0].text}
-    return {"messages": [message.to_openai() for message in request.messages]}
+    return {"messages": [_build_message(message, dialect) for message in request.messages]}
+
+
+def _build_message(message: ChatMessage, dialect: ServerDialect) -> Body:
+    """A message in the dialect's roles and names; what a client itself wrote beside them stays as it is."""
+    body = message.to_openai()
+    if message.role == "developer" and dialect.renders_templates:
+        body["role"] = "system"
+    if message.reasoning and message.native is None:
+        del body["reasoning_content"]
+        body |= dict.fromkeys(dialect.reasoning_fields, message.reasoning)
+    return body
 
 
 def build_sampling_fields(sampling: Sampling, dialect: ServerDialect) -> Body:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from llm_spec import ChatRequest, InvalidRequestError, Sampling
+from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling
 from llm_spec.provider_kit import build_logprob_fields
 from llm_spec_openai.models import takes_max_tokens_field
 
@@ -41,7 +41,7 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
     }
     return {
         "model": model,
-        "messages": [message.to_openai() for message in request.messages],
+        "messages": [_build_message(message, is_openai=is_openai) for message in request.messages],
         "stream": True,
         "stream_options": {"include_usage": True},
         **sampling,
@@ -49,6 +49,14 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
         **build_logprob_fields(request),
         **request.extra,
     }
+
+
+def _build_message(message: ChatMessage, *, is_openai: bool) -> Body:
+    """A message; OpenAI takes no reasoning of earlier turns, unless its client wrote it into a chat message itself."""
+    body = message.to_openai()
+    if is_openai and message.reasoning and message.native is None:
+        del body["reasoning_content"]
+    return body
 
 
 def _build_sampling_fields(sampling: Sampling) -> Body:

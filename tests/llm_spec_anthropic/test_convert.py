@@ -10,7 +10,7 @@ from llm_spec_anthropic import AnthropicProvider
 from llm_spec_anthropic.convert import build_request_body
 from support.messages_wire import MessagesWire, answer_frames
 
-from llm_spec import ChatRequest, InvalidRequestError
+from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, NativeMessage, ToolCall
 from llm_spec.chat import Messages
 
 NEW, OLD = "claude-haiku-5-5", "claude-sonnet-4-5"
@@ -87,6 +87,119 @@ async def test_several_system_texts(wire: MessagesWire) -> None:
     )
     assert body["system"] == [{"type": "text", "text": "long", **CACHED}, {"type": "text", "text": "be brief"}]
     assert body["messages"] == [{"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize(
+    ("native", "sent"),
+    [
+        (False, [("user", "a"), ("assistant", "b"), ("user", "<system>\nlater\n</system>"), ("user", "c")]),
+        (True, [("user", "a"), ("assistant", "b"), ("system", "later"), ("user", "c")]),
+    ],
+)
+async def test_later_system_texts_keep_their_place(
+    wire: MessagesWire, sent: list[tuple[str, str]], *, native: bool
+) -> None:
+    """At the front each would change the beginning of the prompt, and with it all that is cached."""
+    later = NativeMessage("messages", {"role": "system", "content": "later"}) if native else None
+    body = await body_of(
+        wire,
+        [
+            ChatMessage("user", "a"),
+            ChatMessage("developer", "first"),
+            ChatMessage("assistant", "b"),
+            ChatMessage("system", "later", native=later),
+            ChatMessage("user", "c"),
+        ],
+    )
+    assert body["system"] == "first"
+    assert [(message["role"], message["content"]) for message in body["messages"]] == sent
+
+
+EMPTY = {"type": "text", "text": ""}
+BLANK = {"type": "text", "text": " \n", **CACHED}
+TEXT = {"type": "text", "text": "hi"}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "sent"),
+    [
+        ({"role": "user", "content": [EMPTY, TEXT, BLANK]}, {"role": "user", "content": [TEXT]}),
+        ({"role": "user", "content": [EMPTY, BLANK]}, None),
+        ({"role": "user", "content": " "}, None),
+        ({"role": "assistant", "content": ""}, None),
+        ({"role": "assistant", "content": None}, None),
+        ({"role": "assistant", "content": "", "tool_calls": CALLS}, {"role": "assistant", "content": [USE]}),
+        ({"role": "assistant", "content": [BLANK], "tool_calls": CALLS}, {"role": "assistant", "content": [USE]}),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": ""}, TEXT]},
+            {"role": "assistant", "content": [TEXT]},
+        ),
+        (
+            {"role": "tool", "tool_call_id": "a", "content": [EMPTY]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": []}]},
+        ),
+        (
+            {"role": "tool", "tool_call_id": "a", "content": ""},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": ""}]},
+        ),
+        ({"role": "system", "content": [EMPTY]}, None),
+        ({"role": "system", "content": ""}, None),
+    ],
+)
+async def test_no_blank_text_is_sent(wire: MessagesWire, message: dict[str, Any], sent: dict[str, Any] | None) -> None:
+    """The API refuses them; so messages that say nothing else are no messages."""
+    body = await body_of(wire, [message, {"role": "user", "content": "q"}])
+    assert body["messages"] == [*([] if sent is None else [sent]), {"role": "user", "content": "q"}]
+    assert "system" not in body
+
+
+async def test_files_and_refusals(wire: MessagesWire) -> None:
+    """Parts that OpenAI's API has other names for."""
+    pdf = {"file_data": "data:application/pdf;base64,JVBERg==", "filename": "a.pdf"}
+    parts = [{"type": "file", "file": pdf}, {"type": "file", "file": {"file_data": "data:text/csv;base64,YSxi"}}]
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    body = await body_of(wire, [{"role": "user", "content": parts}, refused, {"role": "user", "content": "q"}])
+    source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}
+    assert body["messages"][0]["content"] == [
+        {"type": "document", "source": source, "title": "a.pdf"},
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a,b"}},
+    ]
+    assert body["messages"][1]["content"] == [{"type": "text", "text": "no"}]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("auto", "auto"), ("required", "any")])
+async def test_tools_that_are_allowed(wire: MessagesWire, mode: str, kind: str) -> None:
+    """There is no such choice: the others are not shown."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[1:]}}
+    body = await body_of(wire, tools=tools, tool_choice=choice, extra={"parallel_tool_calls": False})
+    assert [tool["name"] for tool in body["tools"]] == ["g"]
+    assert body["tool_choice"] == {"type": kind, "disable_parallel_tool_use": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sent"),
+    [
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        ({"type": "object", "properties": {}}, {"type": "object", "properties": {}}),
+        ({}, {"type": "object", "properties": {}}),
+        (None, {"type": "object", "properties": {}}),
+    ],
+)
+async def test_a_schema_has_a_type(wire: MessagesWire, schema: Any, sent: dict[str, Any]) -> None:
+    """OpenAI's API takes one without; Anthropic's does not."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    assert (await body_of(wire, tools=tools))["tools"] == [{"name": "f", "input_schema": sent}]
+
+
+async def test_a_call_of_a_tool_that_takes_a_text(wire: MessagesWire) -> None:
+    """Its input is one field of an object there."""
+    call = ToolCall("a", "f", "*** patch", "custom")
+    messages = [ChatMessage("user", "q"), ChatMessage("assistant", tool_calls=(call,)), ChatMessage("user", "so?")]
+    body = await body_of(wire, messages)
+    assert body["messages"][1]["content"] == [USE | {"input": {"input": "*** patch"}}]
 
 
 async def test_parts(wire: MessagesWire) -> None:
@@ -225,6 +338,8 @@ async def test_a_prefix(wire: MessagesWire) -> None:
         ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5"),
         ({"logit_bias": {5: 1.0}}, "logit_bias is"),
         ({"response_format": {"type": "json_object"}}, "response_format is of type 'json_object'"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "takes a text; Anthropic's models take functions"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tool 'parameters' is 'x'"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format 'schema' is None",
@@ -254,6 +369,11 @@ def test_options_that_cannot_be_said(options: dict[str, Any], words: str) -> Non
         ),
         ({"role": "tool", "content": "1"}, "no tool_call_id"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "'input_audio'"),
+        ({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}, "file has no file_data"),
+        (
+            {"role": "user", "content": [{"type": "file", "file": {"file_data": "data:text/plain;base64,/w=="}}]},
+            "not a text in UTF-8",
+        ),
         ({"role": "user", "content": [{"type": "image_url", "image_url": None}]}, "part 'image_url' is None"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "file:///a.png"}]}, "image_url is 'file"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "data:image/png,x"}]}, "base64 data URL"),

@@ -35,6 +35,7 @@ BOB: Final = KeyConfig(key="secret-of-bob", models=("fast",))
         {"x_api_key": "secret-of-an"},
         {"x_api_key": "secret-of-ann2"},
         {"Authorization": "Bearer sécret"},
+        {"Authorization": "Bearer wrong-key-here", "x_api_key": "another-wrong-one"},
     ],
 )
 async def test_without_a_right_key_nothing_is_answered(path: str, headers: dict[str, str]) -> None:
@@ -49,7 +50,14 @@ async def test_without_a_right_key_nothing_is_answered(path: str, headers: dict[
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Authorization": "Bearer secret-of-ann"}, {"Authorization": "bearer  secret-of-ann "}, {"x_api_key": ANN.key}],
+    [
+        {"Authorization": "Bearer secret-of-ann"},
+        {"Authorization": "bearer  secret-of-ann "},
+        {"x_api_key": ANN.key},
+        {"x_api_key": ANN.key, "Authorization": "Bearer another-login"},
+        {"x_api_key": ANN.key, "Authorization": "Basic another-login"},
+        {"x_api_key": "another-login", "Authorization": "Bearer secret-of-ann"},
+    ],
 )
 async def test_a_key_comes_either_way(headers: dict[str, str]) -> None:
     """OpenAI's clients send it as Authorization, Anthropic's as x-api-key."""

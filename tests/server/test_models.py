@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 import pytest
-from support.serving import ask, serving
+from anthropic import AsyncAnthropic, NotFoundError
+from support.serving import RULES, ask, serving
 
 from llm_spec import (
     CascadeDraft,
@@ -65,6 +67,35 @@ async def test_so_many_histories_are_kept() -> None:
         model.get_decoder(client, None)
     assert await num_drafted(model, everybody[1]) > 20
     assert await num_drafted(model, everybody[0]) == 0
+
+
+# ------------------------------------------------------------------------------------------ what is told of them
+
+
+async def test_anthropics_sdk_lists_models() -> None:
+    """With the fields of its own API; clients of the other one get theirs."""
+    async with serving({"fast": RULES, "a/b:c": RULES}) as server:
+        client = AsyncAnthropic(base_url=server.url, api_key="sk-any", max_retries=0)
+        listed = [model async for model in await client.models.list()]
+        one = await client.models.retrieve("a/b:c")
+        with pytest.raises(NotFoundError) as caught:
+            await client.models.retrieve("other")
+        await client.close()
+        openais = (await server.get("/v1/models")).json
+    assert [(m.id, m.type, m.display_name) for m in [*listed, one]] == [
+        ("fast", "model", "fast"),
+        ("a/b:c", "model", "a/b:c"),
+        ("a/b:c", "model", "a/b:c"),
+    ]
+    assert {m.created_at for m in listed} == {datetime(1970, 1, 1, tzinfo=UTC)}
+    assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert [m["object"] for m in openais["data"]] == ["model", "model"]
+
+
+async def test_a_key_without_models_lists_none() -> None:
+    async with serving(keys={"ann": KeyConfig(key="secret-of-ann", models=())}) as server:
+        reply = await server.get("/v1/models", x_api_key="secret-of-ann", anthropic_version="2023-06-01")
+    assert reply.json == {"data": [], "has_more": False}
 
 
 # ------------------------------------------------------------------------------------------ strategies

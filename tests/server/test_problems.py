@@ -13,6 +13,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.provider_kit import make_status_error
 from llm_spec.server.problems import HttpProblem, convert_error_to_problem, redact_server_details
 
 
@@ -24,6 +25,9 @@ from llm_spec.server.problems import HttpProblem, convert_error_to_problem, reda
         (CircuitOpenError("left alone", retry_after_s=29.5), 503, False),
         (TransientError("busy", status=429), 429, True),
         (TransientError("busy", status=503), 503, True),
+        (TransientError("busy", status=529), 529, True),
+        (make_status_error(413, {}, "too large"), 413, False),
+        (make_status_error(422, {}, "no"), 400, False),
         (TransientError("broken", status=500), 502, True),
         (TransientError("broke the connection"), 502, True),
         (TransientError("was silent for too long"), 504, True),
@@ -104,7 +108,7 @@ def test_a_problem_is_what_it_is() -> None:
     assert convert_error_to_problem(problem) is problem
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 429, 500, 502, 503, 504, 529])
 def test_every_status_has_a_type(status: int) -> None:
     """Both APIs' clients look at the type."""
     assert HttpProblem(status, "x").type.endswith(("_error", "_too_large"))

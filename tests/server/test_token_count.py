@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 from support.messages_wire import MessagesWire, serve
-from support.serving import RULES, ask, remote, serving
+from support.serving import RULES, Asking, ask, remote, serving
 
 from llm_spec import ChatMessage, ChatRequest, NativeMessage, open_provider
 from llm_spec.counting import estimate_request_tokens
@@ -62,6 +62,32 @@ async def test_a_local_model_counts_by_its_tokenizer() -> None:
         reply = await server.post(PATH, body)
     await provider.aclose()
     assert reply.json == {"input_tokens": len(model.tokenizer.encode_chat(request))}
+
+
+async def test_what_is_counted_is_what_would_be_sent() -> None:
+    """Billing lines are left out, reasoning, documents and images count."""
+    question = {"role": "user", "content": "one two"}
+    call = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    thinking = {"type": "thinking", "thinking": "x" * 4000, "signature": ""}
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 4000}}
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x" * 400_000}}
+
+    async def count(server: Asking, *content: dict[str, Any], **fields: Any) -> int:
+        answer = {"role": "assistant", "content": [*fields.pop("before", ()), call]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [*content]}]}
+        body = {"model": "fast", "messages": [question, answer, result], **fields}
+        reply = await server.post(PATH, body)
+        assert reply.status == 200, reply.data
+        return int(reply.json["input_tokens"])
+
+    async with ScriptedModelServer("one") as upstream, serving(remote(upstream.url)) as server:
+        plain = await count(server, system="s")
+        billed = await count(server, system="x-anthropic-billing-header: cch=1;\ns")
+        assert billed == plain
+        assert await count(server, system="s", before=[thinking]) >= 1000
+        assert await count(server, document, system="s") >= 1000
+        assert 1600 <= await count(server, image, system="s") - plain < 1700
+        assert upstream.requests == []
 
 
 async def test_other_targets_are_estimated_and_not_asked() -> None:

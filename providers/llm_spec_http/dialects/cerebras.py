@@ -14,4 +14,6 @@ CEREBRAS: Final = ServerDialect(
     base_url="https://api.cerebras.ai/v1",
     key_variable="CEREBRAS_API_KEY",
     prediction=True,
+    reasoning_fields=("reasoning",),  # it refuses the usual name
+    renders_templates=True,
 )

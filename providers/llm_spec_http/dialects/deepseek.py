@@ -14,4 +14,5 @@ DEEPSEEK: Final = ServerDialect(
     base_url="https://api.deepseek.com",
     key_variable="DEEPSEEK_API_KEY",
     continuation=make_continuation(prefix=True),
+    renders_templates=True,
 )

@@ -14,4 +14,5 @@ FIREWORKS: Final = ServerDialect(
     base_url="https://api.fireworks.ai/inference/v1",
     key_variable="FIREWORKS_API_KEY",
     prediction=True,
+    renders_templates=True,
 )

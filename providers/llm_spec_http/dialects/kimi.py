@@ -14,4 +14,5 @@ KIMI: Final = ServerDialect(
     base_url="https://api.moonshot.ai/v1",
     key_variable="MOONSHOT_API_KEY",
     continuation=make_continuation(partial=True),
+    renders_templates=True,
 )

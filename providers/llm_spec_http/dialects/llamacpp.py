@@ -83,4 +83,5 @@ LLAMACPP: Final = ServerDialect(
     token_api=_LlamaCppTokenApi(),
     sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently
     reuses_connections=False,  # it announces keep-alive and closes the connection after every streamed answer
+    renders_templates=True,
 )

@@ -12,4 +12,5 @@ LMSTUDIO: Final = ServerDialect(
     name="lmstudio",
     summary="LM Studio",
     base_url="http://127.0.0.1:1234/v1",
+    renders_templates=True,
 )

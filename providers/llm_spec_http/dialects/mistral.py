@@ -16,4 +16,6 @@ MISTRAL: Final = ServerDialect(
     continuation=make_continuation(prefix=True),
     repeats_prefix=True,
     prediction=True,
+    reasoning_fields=(),  # "extra inputs are not permitted"
+    renders_templates=True,
 )

@@ -12,4 +12,6 @@ OLLAMA: Final = ServerDialect(
     name="ollama",
     summary="Ollama",
     base_url="http://127.0.0.1:11434/v1",
+    reasoning_fields=("reasoning_content", "reasoning"),  # it reads the second
+    renders_templates=True,
 )

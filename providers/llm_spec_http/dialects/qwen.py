@@ -14,4 +14,5 @@ QWEN: Final = ServerDialect(
     base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
     key_variable="DASHSCOPE_API_KEY",
     continuation=make_continuation(partial=True),
+    renders_templates=True,
 )

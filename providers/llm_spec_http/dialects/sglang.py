@@ -15,4 +15,5 @@ SGLANG: Final = ServerDialect(
     key_variable="SGLANG_API_KEY",
     continuation=make_continuation(fields={"continue_final_message": True}),
     shares_prompt_cache=True,
+    renders_templates=True,
 )

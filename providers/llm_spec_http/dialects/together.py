@@ -13,4 +13,5 @@ TOGETHER: Final = ServerDialect(
     summary="Together's API",
     base_url="https://api.together.xyz/v1",
     key_variable="TOGETHER_API_KEY",
+    renders_templates=True,
 )

@@ -165,4 +165,6 @@ VLLM: Final = ServerDialect(
     shares_prompt_cache=True,
     stops_when_reader_leaves=True,
     tells_logprobs=True,
+    reasoning_fields=("reasoning_content", "reasoning"),  # the second since 0.12
+    renders_templates=True,
 )
