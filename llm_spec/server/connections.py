@@ -1,4 +1,4 @@
-"""Connections as aiohttp makes them, but for clients that stop reading or send broken bodies: they are not waited for."""
+"""Connections as aiohttp makes them, but for clients that stop reading or send broken bodies: none is waited for."""
 
 from __future__ import annotations
 
