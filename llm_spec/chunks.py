@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from llm_spec.budget import CallReservation
 from llm_spec.chat import ChatRequest, TextDelta, Usage
+from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import ChunkStreaming
 from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TransientError
+from llm_spec.metering import is_call_unread
 from llm_spec.openai_chat import parse_usage
-from llm_spec.resilience import CircuitBreaker, wait_within
+from llm_spec.resilience import CircuitBreaker
 
 __all__ = ["CountedChunkStream"]
 
@@ -39,12 +41,13 @@ class CountedChunkStream:
         self._name = name
         self._target = target
         self._request = request
-        self._timeouts = config.timeouts
+        self._timeouts = ChunkTimeouts(name, config.timeouts)
         self._limit = config.limit
         self._breaker = breaker
         self._deadline = Deadline(config.deadline_s)
         self._reported_usage: Usage | None = None
         self._num_pieces = 0
+        self._is_unread = True  # nothing was sent, or it was refused
         self._is_complete = False
         self._reservation = reservation
         self._open: dict[int, MaxTokensCutter | None] = {}  # the choices that have begun and not ended
@@ -52,6 +55,8 @@ class CountedChunkStream:
     @property
     def usage(self) -> Usage:
         """What the answer took so far."""
+        if self._is_unread:
+            return Usage()
         return self._reported_usage or Usage(
             input_tokens=estimate_request_tokens(self._request), output_tokens=self._num_pieces
         )
@@ -70,18 +75,28 @@ class CountedChunkStream:
             raise TransientError(f"{self._name} was not done by the deadline")
 
     async def _iterate_chunks_within_limits(self) -> AsyncGenerator[Mapping[str, Any]]:
-        silence_s, message = self._timeouts.first_chunk_s, f"{self._name} was silent for too long"
+        timeouts = self._timeouts.timeouts
         async with AsyncExitStack() as stack:
             if self._limit is not None:
                 await stack.enter_async_context(self._limit.hold_place())
             stack.enter_context(self._breaker.guard_attempt())
-            opening = stack.enter_async_context(self._target.stream_chunks(self._request))
-            opened = await wait_within(opening, silence_s, message)
-            while (chunk := await wait_within(anext(opened, None), silence_s, message)) is not None:
+            opened, chunk = await self._timeouts.wait_for_first_chunk(self._open_to_first_chunk(stack))
+            while chunk is not None:
                 yield chunk
-                silence_s = self._timeouts.between_chunks_s
+                chunk = await self._timeouts.wait_at_most(anext(opened, None), timeouts.between_chunks_s)
             self._is_complete = True
             self._breaker.record_outcome(None)
+
+    async def _open_to_first_chunk(
+        self, stack: AsyncExitStack
+    ) -> tuple[AsyncIterator[Mapping[str, Any]], Mapping[str, Any] | None]:
+        self._is_unread = False
+        try:
+            opened = await stack.enter_async_context(self._target.stream_chunks(self._request))
+            return opened, await anext(opened, None)
+        except Exception as error:
+            self._is_unread = is_call_unread(error)
+            raise
 
     def _count_chunk(self, chunk: Mapping[str, Any]) -> bool:
         """Take in a chunk; whether it is to be the last."""

@@ -19,7 +19,7 @@ from llm_spec.drafting.text_pieces import check_draft_piece, count_piece_tokens,
 from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
 from llm_spec.pricing import Price
 
-__all__ = ["MeteredCall", "TokenMeter"]
+__all__ = ["MeteredCall", "TokenMeter", "is_call_unread"]
 
 _NO_USAGE: Final = Usage()
 
@@ -208,10 +208,8 @@ class MeteredCall:
             self.reservation.settle_call(self.usage)
 
     def record_call_failure(self, error: Exception) -> None:
-        """It failed: before anything came, only an answer in a form of no use shows that it was read."""
-        is_answer = isinstance(error, TargetError) and error.status is None
-        was_read = is_answer and not isinstance(error, TransientError | CircuitOpenError)
-        self.is_unread = not (self.events or self.has_drafted or was_read)
+        """It failed; what came of it shows that it was read."""
+        self.is_unread = not (self.events or self.has_drafted) and is_call_unread(error)
 
     @property
     def usage(self) -> Usage:
@@ -238,3 +236,9 @@ class MeteredCall:
         """The rounds of a model in this process tell exactly."""
         rounds = [event.num_emitted_tokens for event in self.events if isinstance(event, Round)]
         return sum(rounds) if rounds else sum(map(count_answer_tokens_in_event, self.events))
+
+
+def is_call_unread(error: Exception) -> bool:
+    """Whether a call that failed before anything came read nothing: only an answer in a form of no use was read."""
+    is_answer = isinstance(error, TargetError) and error.status is None
+    return not is_answer or isinstance(error, TransientError | CircuitOpenError)

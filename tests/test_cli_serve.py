@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 import pytest
+from aiohttp import web
 from support.serving import HANGS_S, RULES, Asking, Reply, ask, remote, serving, until
 
 from llm_spec.server import Server, ServerConfig
@@ -58,12 +60,16 @@ def command_of(pid: str) -> bytes:
 
 
 @asynccontextmanager
-async def served(*arguments: str, config: str = "", folder: Path | None = None) -> AsyncGenerator[Process]:
-    """A process of its own on a free port; each request has a connection of its own."""
+async def served(
+    *arguments: str, config: str = "", folder: Path | None = None, program: Path | None = None
+) -> AsyncGenerator[Process]:
+    """A process of its own on a free port, or this program; each request has a connection of its own."""
     command = [LLM_SPEC, "serve", "--port", "0", *arguments]
     if folder is not None:
         (folder / "server.toml").write_text(config)
         command += ["--config", str(folder / "server.toml")]
+    if program is not None:
+        command = [sys.executable, "-u", str(program)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -111,6 +117,79 @@ async def test_a_signal_loses_no_answer(workers: int, tmp_path: Path) -> None:
     for reply in replies:
         assert reply.text == TEXT
         assert reply.data.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "is_program"),
+    [(signal.SIGTERM, 1, False), (signal.SIGTERM, 1, True), (signal.SIGTERM, 2, False), (signal.SIGINT, 2, True)],
+)
+async def test_new_connections_are_refused_while_streams_end(
+    number: signal.Signals, workers: int, is_program: bool, tmp_path: Path
+) -> None:
+    """At once, and not taken for nobody to answer them: a client or a balancer goes elsewhere."""
+    may_end = asyncio.Event()
+    program = None
+    async with upstream_that_waits(may_end) as url:
+        if is_program:
+            program = tmp_path / "program.py"
+            program.write_text(PROGRAM.format(url=url, workers=workers))
+        config = f'[models.fast]\ntarget = "vllm:tiny@{url}"\n'
+        async with served("--workers", str(workers), config=config, folder=tmp_path, program=program) as server:
+            async with server.asking.open(CHAT, ask(CHAT, stream=True)) as response:
+                first = await response.content.readuntil(b"one")
+                ending = asyncio.create_task(server.end(number))
+                await until_refused(server.asking.url)
+                may_end.set()
+                rest = await response.read()
+            assert await ending == 0
+    assert b" two" in first + rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+PROGRAM: Final = """
+from llm_spec.server import ModelConfig, ServerConfig, serve
+
+if __name__ == "__main__":
+    models = {{"fast": ModelConfig(target="vllm:tiny@{url}")}}
+    serve(ServerConfig(port=0, models=models, workers={workers}))
+"""
+
+
+@asynccontextmanager
+async def upstream_that_waits(may_end: asyncio.Event) -> AsyncGenerator[str]:
+    """The address of a server whose answers go on once they may."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for text, reason in (("one", None), (" two", "stop")):
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+            await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            await may_end.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        may_end.set()
+        await runner.cleanup()
+
+
+async def until_refused(url: str) -> None:
+    """Wait until no process takes connections any more."""
+    host, port = url.removeprefix("http://").split(":")
+    async with asyncio.timeout(HANGS_S):
+        with suppress(ConnectionRefusedError):
+            while True:
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                await asyncio.sleep(0.005)
 
 
 async def test_an_answer_that_does_not_end_is_cut(tmp_path: Path) -> None:

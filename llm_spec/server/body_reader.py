@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from llm_spec.server.config import ServerConfig
+from llm_spec.server.content_encoding import BodyUnpacker, find_content_encoding
 from llm_spec.server.json_decoder import LONG_BYTES, decode_json, decode_long_json, run_in_body_thread
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import Json
@@ -30,6 +32,9 @@ class BodyReader:
         self._config = config
         self._max_reserved_bytes = config.max_bodies_bytes or 4 * config.max_body_bytes
         self._num_reserved_bytes = 0  # of all bodies that are held
+        self._timeouts: set[asyncio.Timeout] = set()  # of bodies that are still coming
+        self._all_have_come = asyncio.Event()
+        self._shutdown_at_s = math.inf
 
     def read_body(self, request: web.Request) -> AbstractAsyncContextManager[RequestBody]:
         """A request's body, a JSON object, which counts until the context is left; raises HttpProblem if not."""
@@ -37,27 +42,70 @@ class BodyReader:
 
     async def read_body_in_time(self, request: web.Request, held: _HeldBody) -> bytearray:
         """The bytes of a body, which count as they come."""
+        encoding = find_content_encoding(request.headers.get(hdrs.CONTENT_ENCODING))
         if (request.content_length or 0) > self._config.max_body_bytes:
             raise self._build_too_long_problem()
+        try:
+            body = await self._read_body_before_timeout(request, held)
+        except web.RequestPayloadError:
+            _give_up_rest(request)  # where the next request begins cannot be known
+            message = "the request's body is not valid HTTP: its chunks are not what Transfer-Encoding says"
+            raise HttpProblem(400, message, code="invalid_body") from None
+        return body if encoding is None else await self._unpack_body(encoding, body, held)
+
+    async def _read_body_before_timeout(self, request: web.Request, held: _HeldBody) -> bytearray:
         if request.content.is_eof():  # it came with its headers
             return await self._read_bounded_body(request, held)
+        latest_s = asyncio.get_running_loop().time() + self._config.body_timeout_s
+        timeout = asyncio.timeout_at(min(latest_s, self._shutdown_at_s))
+        self._timeouts.add(timeout)
         try:
-            async with asyncio.timeout(self._config.body_timeout_s):
+            async with timeout:
                 return await self._read_bounded_body(request, held)
         except TimeoutError:
+            if self._shutdown_at_s < math.inf:
+                _give_up_rest(request)
             raise HttpProblem(408, "the request's body did not arrive in time", code="timeout") from None
+        finally:
+            self._timeouts.discard(timeout)
+            if not self._timeouts:
+                self._all_have_come.set()
+
+    async def wait_for_last_bodies(self, max_s: float) -> None:
+        """Wait until the bodies that are coming have come; from then on none is waited for."""
+        self._shutdown_at_s = asyncio.get_running_loop().time() + max_s
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(min(self._shutdown_at_s, timeout.when() or math.inf))
+        while self._timeouts:
+            self._all_have_come.clear()
+            await self._all_have_come.wait()
 
     async def _read_bounded_body(self, request: web.Request, held: _HeldBody) -> bytearray:
         body = bytearray()  # pieces that are joined in the end are held twice
-        num_bytes = 0
         while piece := await request.content.readany():
-            num_bytes += len(piece)
-            if num_bytes > self._config.max_body_bytes:
-                raise self._build_too_long_problem()
-            if num_bytes > LONG_BYTES:
-                self._reserve_long_body_bytes(num_bytes - held.num_bytes, held)
-            body += piece
+            self._append_piece(piece, body, held)
         return body
+
+    async def _unpack_body(self, encoding: str, packed: bytearray, held: _HeldBody) -> bytearray:
+        """A body unpacked, which counts as it grows; in the body thread, since it may be a long one."""
+        body = bytearray()
+        unpacker = BodyUnpacker(encoding, packed)
+        try:
+            while piece := await run_in_body_thread(unpacker.read_piece):
+                self._append_piece(piece, body, held)
+        except ValueError as error:
+            message = f"the request's body is not valid {encoding}: {error}"
+            raise HttpProblem(400, message, code="invalid_content_encoding") from None
+        return body
+
+    def _append_piece(self, piece: bytes, body: bytearray, held: _HeldBody) -> None:
+        num_bytes = len(body) + len(piece)
+        if num_bytes > self._config.max_body_bytes:
+            raise self._build_too_long_problem()
+        if num_bytes > max(LONG_BYTES, held.num_bytes):
+            self._reserve_long_body_bytes(num_bytes - held.num_bytes, held)
+        body += piece
 
     def _reserve_long_body_bytes(self, more_bytes: int, held: _HeldBody) -> None:
         if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
@@ -93,6 +141,12 @@ class _HeldBody(AbstractAsyncContextManager[RequestBody]):
 
     async def __aexit__(self, *_: object) -> None:
         self._reader.release_held_body(self)
+
+
+def _give_up_rest(request: web.Request) -> None:
+    """Have aiohttp answer without reading away what is left of a body, and close the connection then."""
+    request.content.feed_eof()
+    request.protocol.close()
 
 
 async def _decode_json_object_body(data: bytearray) -> RequestBody:

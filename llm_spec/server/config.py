@@ -110,8 +110,8 @@ class ServerConfig:
     of the longest. max_requests: requests at once in one worker. More of either are answered with 503.
     cors_origins: web pages that may ask from a browser, beside the server's own.
     keep_alive_s: how often a comment is sent while an answer pauses. body_timeout_s: how long a request's body may
-    take. idle_s: how long a connection may say nothing, or take for a request's headers. shutdown_s: how long
-    running answers may go on once the server is shutting down.
+    take, and a client read nothing. idle_s: how long a connection may say nothing, or take for a request's headers.
+    shutdown_s: how long running answers may go on once the server is shutting down.
     session_key: the secret with which all workers derive ids of conversations (`SpeculativeConfig.session_header`).
     """
 

@@ -20,6 +20,7 @@ from llm_spec.server.apis import APIS, AnswerEncodingContext, ApiDefinition
 from llm_spec.server.body_reader import BodyReader, RequestBody
 from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.config import ServerConfig, is_loopback
+from llm_spec.server.connections import SERVER_NAME
 from llm_spec.server.json_decoder import run_in_body_thread
 from llm_spec.server.metrics import CONTENT_TYPE, ServerMetrics
 from llm_spec.server.models import ServedModel, ServedModels
@@ -33,7 +34,7 @@ from llm_spec.server.token_count import count_request_tokens
 from llm_spec.server.tool_images import place_images_of_request
 from llm_spec.telemetry import log_event, make_request_id
 
-__all__ = ["SERVER_NAME", "Gateway"]
+__all__ = ["Gateway"]
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,7 +43,6 @@ _MESSAGES_API: Final = APIS["/v1/messages"]
 _RESPONSES_API: Final = APIS["/v1/responses"]
 _ANTHROPIC_HEADER: Final = "anthropic-version"  # which every client of its API sends
 _BETAS_HEADER: Final = "anthropic-beta"  # features that some of its fields need
-SERVER_NAME: Final = "llm-spec"  # not which version of what
 _SERVER_HEADER: Final = {"Server": SERVER_NAME}
 _PAGE_HEADERS: Final = {
     **_SERVER_HEADER,
@@ -73,6 +73,7 @@ class Gateway:
         self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
         self._cached_origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
         self.is_shutting_down = False
+        self.wait_for_last_bodies = self._body_reader.wait_for_last_bodies
 
     def build_app(self) -> web.Application:
         """The application, with every path also without its /v1."""

@@ -48,6 +48,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print, may_
         )
         stop_timeout_s = config.shutdown_s + 5.0
         stack.callback(supervisor.stop_workers, stop_timeout_s)
+        stack.callback(sock.close)  # before the workers end, or the system would take connections for nobody
         signal.signal(signal.SIGTERM, exit_on_signal)
         supervisor.start_workers()
         host, port = sock.getsockname()[:2]

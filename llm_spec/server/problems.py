@@ -29,6 +29,7 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     426: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",

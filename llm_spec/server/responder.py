@@ -158,19 +158,9 @@ class Responder:
         """The response's stream, begun; it is ended when the context is left."""
         response = web.StreamResponse(headers={**_STREAM_HEADERS, **self._headers, **headers})
         await response.prepare(self._request)
-        sender = StreamSender(
-            response,
-            keep_alive=keep_alive,
-            keep_alive_s=self._config.keep_alive_s,
-            write_timeout_s=self._config.body_timeout_s,
-        )
-        try:
-            async with sender.run_sender_task():
-                yield sender
-        except ConnectionError:
-            if self._request.transport is not None:
-                self._request.transport.abort()  # to close it would wait until its reader takes what is unsent
-            raise
+        sender = StreamSender(response, keep_alive=keep_alive, keep_alive_s=self._config.keep_alive_s)
+        async with sender.run_sender_task():
+            yield sender
         await response.write_eof()
 
     # ------------------------------------------------------------------------------------------ passed on

@@ -17,17 +17,13 @@ _MAX_PENDING_BYTES: Final = 64 * 1024  # bytes; whoever writes more waits for th
 class StreamSender:
     """Sends from a task of its own, so that a slow reader holds up its own answer alone, and a pause is bridged.
 
-    Where nothing came for `keep_alive_s` seconds, `keep_alive` is sent. The connection of a reader that takes
-    nothing for `write_timeout_s` seconds is closed.
+    Where nothing came for `keep_alive_s` seconds, `keep_alive` is sent.
     """
 
-    def __init__(
-        self, response: web.StreamResponse, *, keep_alive: bytes, keep_alive_s: float, write_timeout_s: float
-    ) -> None:
+    def __init__(self, response: web.StreamResponse, *, keep_alive: bytes, keep_alive_s: float) -> None:
         self.response = response
         self._keep_alive = keep_alive
         self._keep_alive_s = keep_alive_s
-        self._write_timeout_s = write_timeout_s
         self._loop = asyncio.get_running_loop()
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
@@ -88,12 +84,9 @@ class StreamSender:
                 if not self._pending and self._is_closed:
                     return  # no keep-alive after the end
                 data, self._pending = b"".join(self._pending), []
-                async with asyncio.timeout(self._write_timeout_s):
-                    await self.response.write(data or self._keep_alive)
+                await self.response.write(data or self._keep_alive)
                 self._num_pending_bytes -= len(data)
                 self._wake_writer()
-        except TimeoutError:
-            raise ConnectionResetError("the reader takes nothing") from None
         finally:
             self._has_ended = True
             self._wake_writer()

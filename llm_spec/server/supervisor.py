@@ -54,6 +54,7 @@ class WorkerSupervisor:
     ) -> None:
         self._num_workers = num_workers
         self._program = WorkerProgram(target, arguments, inherited)
+        self._inherited = inherited
         self._on_death = on_death
         self._workers: list[SupervisedWorker] = []
         self._has_served = False  # one of them has been
@@ -87,6 +88,14 @@ class WorkerSupervisor:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.execv(sys.executable, [sys.executable, *build_python_program_options(file.fileno()), *sys.argv])  # noqa: S606 - our own
+
+    def close_inherited(self) -> None:
+        """Close here what workers were given, where nobody else does: no worker is started any more.
+
+        The system takes connections for a socket that listens as long as any process has it open.
+        """
+        for number in self._inherited:
+            os.close(number)
 
     def stop_workers(self, timeout_s: float) -> None:
         """End all, letting running answers end for so long."""
@@ -165,6 +174,7 @@ def _watch_workers_in_small_process(file: BinaryIO, number: int) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
             supervisor.restart_dead_workers()
         finally:
+            supervisor.close_inherited()
             supervisor.stop_workers(stop_timeout_s)
             if folder is not None:
                 import shutil  # here: it is needed at the end alone

@@ -190,7 +190,7 @@ class HttpClient:
         }.get(response.status, "")
         line = self.format_error_message(f"answered {response.status}: {words}{advice}")
         if response.status in (404, 405, 501):
-            raise MissingEndpointError(line)
+            raise MissingEndpointError(line, status=response.status)
         headers = {k.lower(): v for k, v in response.headers.items()}
         reported = _as_object_or_empty(answer).get("error") or answer
         raise make_status_error(response.status, headers, line, reported=reported)

@@ -29,10 +29,8 @@ class Reader:
         self.taken.append(data)
 
 
-def sender(reader: Reader, *, keep_alive_s: float = 10.0, write_timeout_s: float = 60.0) -> StreamSender:
-    return StreamSender(
-        cast("Any", reader), keep_alive=b": alive\n\n", keep_alive_s=keep_alive_s, write_timeout_s=write_timeout_s
-    )
+def sender(reader: Reader, *, keep_alive_s: float = 10.0) -> StreamSender:
+    return StreamSender(cast("Any", reader), keep_alive=b": alive\n\n", keep_alive_s=keep_alive_s)
 
 
 async def test_what_is_put_is_sent_in_order() -> None:
@@ -179,29 +177,6 @@ async def test_a_reader_who_has_gone_is_told_at_the_end() -> None:
     with pytest.raises(ConnectionResetError):
         async with box.run_sender_task():
             box.put(b"x")
-
-
-def test_patience_ends() -> None:
-    """A reader that takes nothing for `write_timeout_s` seconds is given up, not before."""
-
-    async def run() -> float:
-        reader = Reader(is_slow=True)
-        box = sender(reader, write_timeout_s=60.0)
-
-        async def answer() -> None:
-            async with box.run_sender_task():
-                box.put(b"x" * 100_000)
-                await asyncio.sleep(0)
-                box.put(b"x" * 100_000)
-                await box.wait_for_room()
-
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        with pytest.raises(ConnectionResetError, match="takes nothing"):
-            await answer()
-        return loop.time() - started_s
-
-    assert run_virtual(run()) == pytest.approx(60.0)
 
 
 async def test_an_error_inside_ends_the_sending() -> None:
