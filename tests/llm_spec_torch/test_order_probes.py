@@ -73,7 +73,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 
 
 def load(folder: Path, **options: Any) -> TorchModel:
-    return TorchModel(folder, device="cpu", **{"dtype": "bfloat16", "max_requests": 1, **options})
+    options = {"dtype": "bfloat16", "max_requests": 1, **options}
+    return TorchModel(folder, device="cpu", **options)
 
 
 @pytest.fixture
