@@ -18,6 +18,7 @@ from llm_spec.chat import (
     Fallback,
     Finish,
     FinishReason,
+    GuaranteeWeakened,
     LocalTimings,
     StoppedBy,
     StreamEvent,
@@ -55,6 +56,8 @@ _FINISH_REASONS: Final[dict[StoppedBy, FinishReason]] = {
     "stop_string": "stop",
     "tool_calls": "tool_calls",
 }
+
+_WIDTHS_DIFFER: Final = "at this length the model's logits depend on how many tokens are read at once"
 
 
 def generate_events(
@@ -96,6 +99,14 @@ def generate_events(
     text = AnswerEmitter(target.tokenizer, request.stop, parser, has_logprobs=request.top_logprobs is not None)
     reason: str | None = None
 
+    is_same_text = drafter is not None and acceptance == "coupled" and target.same_text
+
+    def pop_weakened_event() -> list[GuaranteeWeakened]:
+        """Once, before text of which the model does not promise any more that it is also written without a draft."""
+        nonlocal is_same_text
+        was_same_text, is_same_text = is_same_text, is_same_text and target.same_text
+        return [GuaranteeWeakened("exact", _WIDTHS_DIFFER)] if was_same_text and not is_same_text else []
+
     def pop_fallback_event() -> list[Fallback]:
         """The draft's failure, once."""
         nonlocal reason
@@ -105,7 +116,7 @@ def generate_events(
     with count_concurrent_answers() as average_concurrency, generation:
         for tokens in generation:
             report, events = text.emit_round(tokens)
-            yield [*events, report, *pop_fallback_event()]
+            yield [*pop_weakened_event(), *events, report, *pop_fallback_event()]
             if text.stopped_by is not None:
                 break
         learned = {} if drafter is None else dict(generation.lookahead.describe())

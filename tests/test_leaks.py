@@ -320,6 +320,7 @@ async def load(num_requests: int, seed: int) -> Counter[str]:
 IF_ASKED = pytest.mark.skipif("LLM_SPEC_SLOW" not in os.environ, reason="LLM_SPEC_SLOW=1 pytest -m slow runs it")
 
 
+@pytest.mark.virtual_clock
 @pytest.mark.parametrize("num_requests", [300, pytest.param(10_000, marks=[pytest.mark.slow, IF_ASKED])])
 async def test_nothing_is_left(
     num_requests: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -144,6 +144,7 @@ class TokenModel(Protocol):
 
     `same_text`: checked on this machine, the logits of a position do not depend on how many tokens a `forward` of at
     most `max_width` was given with it, nor on their values. Then one seed gives one text, with and without speculation.
+    It may become False, never True: a model may look at long contexts when the first answer gets there.
     """
 
     @property

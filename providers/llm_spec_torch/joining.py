@@ -19,6 +19,7 @@ from torch import Tensor
 from llm_spec_torch.caches import CachePool
 from llm_spec_torch.device_errors import make_not_finite_error, run_pass_on_device
 from llm_spec_torch.network import SequenceRows, TransformerNetwork
+from llm_spec_torch.order_probes import ReadRows, hides_order, list_elementwise_probes, list_matrix_probes
 from llm_spec_torch.pass_queue import ForwardPass, PassResult
 from llm_spec_torch.shape import PassShape, pad_to_next
 
@@ -95,7 +96,7 @@ def find_joined_row_counts(
             whole, rest = divmod(count, shape.max_width)
             check.row_counts = [*row_counts, count]
             lengths = [shape.max_width] * whole + [rest] * bool(rest)
-            if not (check.do_head_rows_agree(count) and check.do_sequences_agree(lengths)):
+            if not (check.do_rows_agree(count) and check.do_sequences_agree(lengths)):
                 break
             row_counts.append(count)
     return row_counts
@@ -136,19 +137,23 @@ class _JoinedRowsCheck:
         alone = torch.cat([self._compute_states_alone(each) for each in sequences])
         return torch.equal(self._compute_states(sequences), alone)
 
-    def do_head_rows_agree(self, count: int) -> bool:
-        """Rows of the head among so many, and among as many as one session's pass has at most."""
-        states, rows = self._head_states_and_rows
-        return torch.equal(self._network.compute_logits(states[:count]), rows[:count])
+    def do_rows_agree(self, count: int) -> bool:
+        """Rows among so many, and among as many as one session's pass has at most: of the head, or of probes."""
+        return all(torch.equal(read(range(count)), rows[:count]) for read, rows in self._readers_and_rows)
 
     @cached_property
-    def _head_states_and_rows(self) -> tuple[Tensor, Tensor]:
-        """What the head reads, and what it makes of it in passes as wide as one session's widest."""
+    def _readers_and_rows(self) -> list[tuple[ReadRows, Tensor]]:
+        """What reads rows, and what it makes of them in passes as wide as one session's widest."""
+        readers: list[ReadRows] = [self._compute_head_logits]
+        if hides_order(self._network):
+            readers = [*list_matrix_probes(self._sample), *list_elementwise_probes(self._sample)]
         width = self._shape.max_width
-        places = torch.arange(-(-MAX_JOINED_ROWS // width) * width) % len(self._token_ids)
-        states = self._network.look_up_embeddings(torch.tensor(self._token_ids)[places])
-        parts = [self._network.compute_logits(states[start : start + width]) for start in range(0, len(places), width)]
-        return states, torch.cat(parts)
+        parts = [range(start, start + width) for start in range(0, MAX_JOINED_ROWS, width)]
+        return [(read, torch.cat([read(part) for part in parts])) for read in readers]
+
+    def _compute_head_logits(self, numbers: Sequence[int]) -> Tensor:
+        ids = torch.tensor(self._token_ids)[torch.tensor(numbers) % len(self._token_ids)]
+        return self._network.compute_logits(self._network.look_up_embeddings(ids))
 
     def _compute_states_alone(self, sequence: SequenceRows) -> Tensor:
         key = (sequence.index, *sequence.token_ids)

@@ -7,8 +7,7 @@ row takes a path of its own there, with other bits: where they count, callers pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +15,24 @@ from torch.nn import functional
 
 __all__ = ["Linear", "make_linear"]
 
-Linear: TypeAlias = Callable[[Tensor], Tensor]  # [num_rows, in] -> [num_rows, out]
-
 _MIN_PACKED_ROWS: Final = 16  # the number of rows that packing is made for; others work as well
+_NUM_SAMPLED_ROWS: Final = 16  # threads and tiles have some of them each
+
+
+class Linear(Protocol):
+    """A matrix product with a weight, [out, in]."""
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    @property
+    def weight_sample(self) -> Tensor:
+        """Some rows of a weight in bfloat16, evenly spread over all: [num_rows, in]. Only checks need them."""
+        ...
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[num_rows, in] -> [num_rows, out]."""
+        ...
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -26,21 +40,27 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if weight.device.type == "cpu" and weight.dtype in {torch.float32, torch.bfloat16}:
         packed = _pack_weight_for_onednn(weight)
         if packed is not None:
-            return _PackedLinear(packed, bias)
+            return _PackedLinear(packed, bias, _sample_rows(weight))
     return _UnpackedLinear(weight, bias)
 
 
 class _UnpackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
+        self.num_outputs = len(weight)
+
+    @property
+    def weight_sample(self) -> Tensor:
+        return _sample_rows(self._weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
         return functional.linear(rows, self._weight, self._bias)
 
 
 class _PackedLinear:
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, weight_sample: Tensor) -> None:
         self._weight, self._bias = weight, bias
+        self.num_outputs, self.weight_sample = len(weight), weight_sample
         self._apply: Any = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - what torch.compile itself calls
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -52,7 +72,12 @@ def _pack_weight_for_onednn(weight: Tensor) -> Tensor | None:
     try:
         pack: Any = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001 - as above
         packed = cast("Tensor", pack(weight.contiguous(), _MIN_PACKED_ROWS))
-        _PackedLinear(packed, None)(torch.zeros(2, weight.shape[1], dtype=weight.dtype))
+        _PackedLinear(packed, None, weight[:0])(torch.zeros(2, weight.shape[1], dtype=weight.dtype))
     except (AttributeError, RuntimeError):
         return None
     return packed
+
+
+def _sample_rows(weight: Tensor) -> Tensor:
+    count = min(_NUM_SAMPLED_ROWS, len(weight)) if weight.dtype == torch.bfloat16 else 0
+    return weight[torch.linspace(0, len(weight) - 1, count, device=weight.device).long()]

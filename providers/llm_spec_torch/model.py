@@ -35,12 +35,14 @@ from llm_spec_torch.kept_findings import AgreeingWidthsCacheFile, describe_cpu_f
 from llm_spec_torch.kernel_choice import choose_network_with_kernels_or_without
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_torch_options
+from llm_spec_torch.order_probes import has_tile_registers
 from llm_spec_torch.pass_queue import PassRunner
 from llm_spec_torch.round_engine import NetworkWithCache, RoundEnginePool
 from llm_spec_torch.rounds import TorchRoundRunner, prefill_and_open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import PassShape
 from llm_spec_torch.weights import check_architecture, convert_module_to_network
+from llm_spec_torch.width_agreement import WidthAgreement
 from llm_spec_torch.width_search import AgreeingWidthSearch
 
 __all__ = ["TorchModel"]
@@ -63,11 +65,11 @@ class TorchModel:
 
     vocab_size: int
     context_length: int
-    same_text: bool
     _network: TransformerNetwork
     _pool: CachePool
     _exact_shape: PassShape
     _loose_shape: PassShape
+    _agreement: WidthAgreement | None
     _batching: PassBatching | None
 
     def __init__(
@@ -113,6 +115,10 @@ class TorchModel:
     # ------------------------------------------------------------------------------------- TokenModel
 
     @property
+    def same_text(self) -> bool:
+        return self._agreement is not None and self._agreement.holds
+
+    @property
     def max_width(self) -> int:
         return self._exact_shape.max_width
 
@@ -120,7 +126,7 @@ class TorchModel:
         exact = exact and self._options.get("exact", True)
         shape = self._exact_shape if exact else self._loose_shape
         forwards = self if self._batching is None else self._batching.make_forward_runner(self, exact=exact)
-        return TorchSession(self._pool, forwards, shape, exact=exact)
+        return TorchSession(self._pool, forwards, shape, self._agreement if exact else None, exact=exact)
 
     def admit_request(self) -> AbstractAsyncContextManager[None]:
         """Wait for a free cache; see `RequestAdmittingModel`."""
@@ -147,6 +153,7 @@ class TorchModel:
             seed=seed,
             engines=self._engines,
             shape=self._exact_shape,
+            agreement=self._agreement,
             cancelled=cancelled,
         )
 
@@ -303,15 +310,35 @@ class TorchModel:
 
     def _find_exact_pass_shape(self) -> None:
         shape: PassShape | None = None
-        if self._options.get("exact", True):
+        if self._options.get("exact", True) and self._can_show_agreement():
             max_width = self._loose_shape.max_width
             shape = (
                 self._find_shared_pass_shape(max_width)
                 if self._options.get("batched")
                 else self._find_agreeing_pass_shape(max_width)
             )
-        self.same_text = shape is not None
+        self._agreement = None if shape is None else self._make_agreement(shape.widths)
         self._exact_shape = shape or self._loose_shape
+
+    def _can_show_agreement(self) -> bool:
+        """Whether a search would see that rows have other bits: on a CPU, rounding to bfloat16 hides most of them.
+
+        What shared passes are looked at with does not show them, and with tile registers (AMX) rows were seen to differ
+        that a search had passed.
+        """
+        if self.device.type != "cpu" or self.dtype == torch.float32:
+            return True
+        return not (self._options.get("batched") or has_tile_registers())
+
+    def _make_agreement(self, widths: Sequence[int]) -> WidthAgreement:
+        """Looked at further where passes have several shapes: on a CPU, unless all passes are shared."""
+        if self.device.type != "cpu" or self._options.get("batched"):
+            return WidthAgreement()
+        search = self._make_width_search()
+        return WidthAgreement(
+            partial(_look_at_widths, search, widths, self.name, self.device),  # holds no model: see `PassBatching`
+            search.list_first_key_counts(),
+        )
 
     def _find_shared_pass_shape(self, width: int) -> PassShape | None:
         """One number of rows for each slot of a shared pass, if rows agree whatever the others do."""
@@ -323,12 +350,7 @@ class TorchModel:
     def _find_agreeing_pass_shape(self, max_width: int) -> PassShape | None:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
         is_cpu = self.device.type == "cpu"
-        search = AgreeingWidthSearch(
-            self._network,
-            self._loose_shape,
-            capacity=self._pool.cache.capacity,
-            token_ids=make_fixed_token_ids(2 * max_width, self.tokenizer.vocab_size),
-        )
+        search = self._make_width_search()
         finding = AgreeingWidthsCacheFile(self._facts | describe_cpu_for_kernels(), max_width) if is_cpu else None
         with run_on_device(self.name, self.device):
             widths = [] if finding is None else finding.read_widths()
@@ -337,3 +359,17 @@ class TorchModel:
                 if finding is not None:
                     finding.write_widths(widths)
         return PassShape(widths, _KEY_PADDING, doubling=self._loose_shape.doubling) if widths else None
+
+    def _make_width_search(self) -> AgreeingWidthSearch:
+        return AgreeingWidthSearch(
+            self._network,
+            self._loose_shape,
+            capacity=self._pool.cache.capacity,
+            token_ids=make_fixed_token_ids(2 * self._loose_shape.max_width, self.tokenizer.vocab_size),
+        )
+
+
+def _look_at_widths(
+    search: AgreeingWidthSearch, widths: Sequence[int], name: str, device: torch.device, num_keys: int
+) -> bool:
+    return run_pass_on_device(name, device, lambda: search.do_widths_agree_at(widths, num_keys))

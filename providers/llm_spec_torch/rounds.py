@@ -26,6 +26,7 @@ from llm_spec_torch.round_engine import DeviceRoundEngine, DeviceRoundReport, Ne
 from llm_spec_torch.sampling import SamplingSwitches
 from llm_spec_torch.session import TorchSession
 from llm_spec_torch.shape import PassShape
+from llm_spec_torch.width_agreement import WidthAgreement
 
 __all__ = ["DeviceRoundParticipant", "TorchRoundRunner", "prefill_and_open_rounds"]
 
@@ -61,6 +62,7 @@ def prefill_and_open_rounds(
     seed: int,
     engines: RoundEnginePool,
     shape: PassShape,
+    agreement: WidthAgreement | None,
     cancelled: Callable[[], bool],
 ) -> TorchRoundRunner | None:
     """Let target and draft read a prompt of at least two tokens; a draft that cannot is left out.
@@ -94,6 +96,7 @@ def prefill_and_open_rounds(
             target,
             own.slot,
             None if drafting is None else drafting.slot,
+            agreement=agreement,
             draft_context=target.context_length if draft is None or drafting is None else draft.context_length,
             open_draft_s=open_draft_s,
             release=opened.pop_all().close,
@@ -130,12 +133,14 @@ class TorchRoundRunner:
         slot: CacheSlot,
         draft_slot: CacheSlot | None,
         *,
+        agreement: WidthAgreement | None,
         draft_context: int,
         open_draft_s: float,
         release: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._shape = shape
+        self._agreement = agreement
         self._target = target
         self._slot = slot
         self._draft_context = draft_context
@@ -202,6 +207,8 @@ class TorchRoundRunner:
             self._shape.pad_width(lookahead + 1),
         )
         uses_device_draft = self.has_device_draft and proposed_ids is None
+        if self._agreement is not None:
+            self._agreement.check_at(num_keys)
         with run_on_device(self._target.name, self._target.device):
             if proposed_ids:
                 engine.drafted[:lookahead].copy_(torch.tensor(proposed_ids), non_blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS
 from llm_spec_torch.caches import CachePool, CacheSlot
 from llm_spec_torch.shape import PassShape
+from llm_spec_torch.width_agreement import WidthAgreement
 
 __all__ = ["FloatArray", "ForwardRunner", "TorchSession"]
 
@@ -39,13 +41,23 @@ class TorchSession:
     """A cache of its own, taken when it is first needed; used by one thread at a time.
 
     Prompts are read in chunks that begin at multiples of PREFILL_CHUNK_TOKENS. Shorter calls are cut where attention
-    starts to read more places, and padded, as `shape` says.
+    starts to read more places, and padded, as `shape` says. Before one reads more keys than was looked at, `agreement`
+    looks at it.
     """
 
-    def __init__(self, pool: CachePool, forwards: ForwardRunner, shape: PassShape, *, exact: bool) -> None:
+    def __init__(
+        self,
+        pool: CachePool,
+        forwards: ForwardRunner,
+        shape: PassShape,
+        agreement: WidthAgreement | None = None,
+        *,
+        exact: bool,
+    ) -> None:
         self._pool = pool
         self._forwards = forwards
         self._shape = shape
+        self._agreement = agreement
         self._exact = exact
         self._slot: CacheSlot | None = None
         self._forward_cost_s: float | None = None
@@ -75,20 +87,26 @@ class TorchSession:
         first_row = len(token_ids) - num_rows
         rows: list[FloatArray] = []
         start = 0
+        check_s, started = 0.0, time.perf_counter()
         for end in self._split_forward(len(slot.token_ids), len(token_ids), is_prompt=is_prompt):
             part = token_ids[start:end]
             at = len(slot.token_ids)
+            num_keys = self._shape.pad_num_keys(at + len(part) - 1)
+            if self._agreement is not None and part and not is_prompt:
+                check_s += self._agreement.check_at(num_keys)
             logits = self._forwards.run_forward(
                 slot,
                 part,
                 width=len(part) if is_prompt else self._shape.pad_width(len(part)),
-                num_keys=self._shape.pad_num_keys(at + len(part) - 1),
+                num_keys=num_keys,
                 num_rows=max(0, end - max(start, first_row)),
             )
             slot.record_tokens(part, exact=self._exact)
             rows.append(logits)
             start = end
         self._forward_cost_s = self._forwards.take_cost_s()
+        if check_s and self._forward_cost_s is None:
+            self._forward_cost_s = time.perf_counter() - started - check_s
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def truncate(self, length: int) -> None:

@@ -3,11 +3,16 @@
 Kernels choose their way by shapes and dtypes, not by numbers. So the head, and one layer of each kind after several
 numbers of keys, sort out the widths at a small part of the model's cost. One pass of the whole model in each width that
 is left confirms it. Widths that an earlier load has found are looked at again in the same small parts.
+
+Where outputs are rounded to bfloat16, passes do not show how they were computed, and `order_probes.py` asks the kernels
+themselves. How many keys attention reads is a part of its shape. So the first pass that reads more of them than any
+before looks at the widths again (`width_agreement.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,13 +21,21 @@ from torch import Tensor
 from llm_spec_torch.caches import CachePool
 from llm_spec_torch.checks import ReadRowsAt, find_agreeing_widths
 from llm_spec_torch.network import TransformerNetwork
+from llm_spec_torch.order_probes import (
+    ReadRows,
+    hides_order,
+    list_attention_probes,
+    list_elementwise_probes,
+    list_matrix_probes,
+)
 from llm_spec_torch.session import FloatArray
 from llm_spec_torch.shape import PassShape
 
 __all__ = ["AgreeingWidthSearch"]
 
 _FIRST_POSITION: Final = 21  # after a place where attention begins to read more
-_NUM_STEPS: Final = 3  # of keys that are looked at; a CPU's attention reads blocks of two
+_MAX_ROWS_OF_ONE: Final = 2
+_NUM_STEPS: Final = 3  # of keys that are looked at when a model is loaded; a CPU's attention reads blocks of two
 
 
 class AgreeingWidthSearch:
@@ -40,14 +53,17 @@ class AgreeingWidthSearch:
         self._token_ids = token_ids
 
     def search_agreeing_widths(self, candidates: Sequence[int], max_width: int) -> list[int]:
-        """The candidates that agree with the widest pass, `max_width` or where that fails half of it; [] for none."""
+        """The candidates that agree with the widest pass, `max_width` or where that fails half of it; [] for none.
+
+        Of those that round only widths that add no more than a row to a single one: else plain decoding would pay.
+        """
         while max_width > 1:
             widths = self._filter_agreeing_widths([*(width for width in candidates if width < max_width), max_width])
             if widths:
-                read_all = self._make_row_reader(self._network, _FIRST_POSITION, has_head=True)
+                read_all = self._make_row_reader(self._network, self._shape.pad_num_keys(0), has_head=True)
                 widths = find_agreeing_widths(read_all, self._token_ids, widths, start=_FIRST_POSITION, thorough=False)
             if widths:
-                return widths
+                return widths if widths[0] <= _MAX_ROWS_OF_ONE or not hides_order(self._network) else []
             max_width //= 2
         return []
 
@@ -55,33 +71,59 @@ class AgreeingWidthSearch:
         """Whether widths that an earlier load has found agree today."""
         return self._filter_agreeing_widths(widths) == list(widths)
 
+    def do_widths_agree_at(self, widths: Sequence[int], num_keys: int) -> bool:
+        """Whether widths agree where attention reads so many keys."""
+        sample = self._network.copy_with_one_layer_of_each_kind()
+        return self._filter_widths_at(sample, widths, num_keys) == list(widths)
+
+    def list_first_key_counts(self) -> list[int]:
+        """How many keys attention reads at the first positions of a cache: every search looks at them."""
+        counts = [self._shape.pad_num_keys(0)]
+        while len(counts) < _NUM_STEPS and counts[-1] < self._capacity - len(self._token_ids) // 2:
+            counts.append(self._shape.pad_num_keys(counts[-1]))
+        return counts
+
     # ------------------------------------------------------------------------------------------ inside
 
     def _filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
         """The widths that agree in the head, and in one layer of each kind wherever it is read."""
-        agreeing = find_agreeing_widths(self._compute_head_logits, self._token_ids, widths, start=0)
+        agreeing = list(widths)
         sample = self._network.copy_with_one_layer_of_each_kind()
-        for start in self._list_start_positions():
+        if hides_order(self._network):
+            agreeing = self._filter_widths_by_probes(list_matrix_probes(sample), agreeing)
+            agreeing = self._filter_widths_by_probes(list_elementwise_probes(sample), agreeing)
+        else:
+            agreeing = find_agreeing_widths(self._compute_head_logits, self._token_ids, agreeing, start=0)
+        for num_keys in self.list_first_key_counts():
             if agreeing:
-                read_layers = self._make_row_reader(sample, start, has_head=False)
-                agreeing = find_agreeing_widths(read_layers, self._token_ids, agreeing, start=start)
+                agreeing = self._filter_widths_at(sample, agreeing, num_keys)
         return agreeing
 
-    def _list_start_positions(self) -> list[int]:
-        """Positions at which attention reads ever more keys, as far as the cache reaches."""
-        starts = [_FIRST_POSITION]
-        while len(starts) < _NUM_STEPS:
-            starts.append(self._shape.pad_num_keys(starts[-1]) + _FIRST_POSITION)
-        return [start for start in starts if start + len(self._token_ids) <= self._capacity]
+    def _filter_widths_at(self, sample: TransformerNetwork, widths: Sequence[int], num_keys: int) -> list[int]:
+        """The widths that agree in layers where attention reads so many keys."""
+        num_keys = min(num_keys, self._capacity)
+        start = min(max(0, num_keys - self._shape.key_step) + _FIRST_POSITION, self._capacity - len(self._token_ids))
+        read_layers = self._make_row_reader(sample, num_keys, has_head=False)
+        agreeing = find_agreeing_widths(read_layers, self._token_ids, widths, start=start)
+        if hides_order(self._network):
+            agreeing = self._filter_widths_by_probes(list_attention_probes(sample, num_keys), agreeing)
+        return agreeing
+
+    def _filter_widths_by_probes(self, probes: Iterable[ReadRows], widths: Sequence[int]) -> list[int]:
+        agreeing = list(widths)
+        for probe in probes:
+            if agreeing:
+                read_rows = partial(_read_probe, probe)
+                agreeing = find_agreeing_widths(read_rows, range(len(self._token_ids)), agreeing, start=0)
+        return agreeing
 
     def _compute_head_logits(self, _: int, token_ids: Sequence[int]) -> FloatArray:
         """The head's part of a pass, in which places make no difference."""
         ids = torch.tensor(token_ids, device=self._network.embedding.device)
         return _convert_to_numpy(self._network.compute_logits(self._network.look_up_embeddings(ids)))
 
-    def _make_row_reader(self, network: TransformerNetwork, start: int, *, has_head: bool) -> ReadRowsAt:
-        """Passes of a network about position `start`, after random numbers: that costs less than to read a prompt."""
-        num_keys = self._shape.pad_num_keys(start)
+    def _make_row_reader(self, network: TransformerNetwork, num_keys: int, *, has_head: bool) -> ReadRowsAt:
+        """Passes of a network that read so many keys, which are random: that costs less than to read a prompt."""
         num_places = min(self._capacity, num_keys + len(self._token_ids))
         cache = CachePool(network, num_slots=1, capacity=num_places).cache
         noise = torch.randn(cache.layers[0].shape, generator=torch.Generator().manual_seed(0))
@@ -95,6 +137,10 @@ class AgreeingWidthSearch:
             return _convert_to_numpy(network.compute_logits(states) if has_head else states)
 
         return read_rows_at
+
+
+def _read_probe(probe: ReadRows, _: int, numbers: Sequence[int]) -> FloatArray:
+    return _convert_to_numpy(probe(numbers))
 
 
 def _convert_to_numpy(rows: Tensor) -> FloatArray:

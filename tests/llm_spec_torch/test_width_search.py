@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import mmap
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from llm_spec_torch import TorchModel
+from llm_spec_torch import TorchModel, TorchProvider
 from llm_spec_torch import model as model_module
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.width_search import AgreeingWidthSearch
 from torch import Tensor
+
+from llm_spec import SpeculativeDecoder
+from llm_spec.testing import RandomDraft
 
 WIDTHS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]
 HEAD = 0  # in place of a number of keys
@@ -106,6 +111,62 @@ def test_a_width_that_differs_anywhere_is_left_out(tiny_folder: Path, plant: Pla
     """In a layer, behind many keys, in the head, or only where all layers are read."""
     plant(fault)
     assert load_widths(tiny_folder) == [width for width in WIDTHS if width not in fault.widths]
+
+
+@pytest.mark.parametrize(
+    ("fault", "keeps_promise"),
+    [(Fault(), True), (Fault([5], num_keys=[1024]), False), (Fault([7], num_keys=[1024]), True)],
+    ids=["none", "a width", "a width that no pass has"],
+)
+def test_more_keys_are_looked_at_before_the_first_pass_that_reads_them(
+    tiny_folder: Path, plant: Plant, fault: Fault, keeps_promise: bool
+) -> None:
+    """A search looks at 768; behind a prompt of any length the promise holds until a short pass reads more."""
+    plant(fault)
+    model = TorchModel(tiny_folder, device="cpu", max_requests=1)
+    with closing(model.open()) as session:
+        session.forward([6] * 760, num_rows=1)
+        session.forward([6], num_rows=1)
+        assert model.same_text
+        session.forward([6] * 20, num_rows=1)  # a prompt, which has one shape with a draft and without
+        assert model.same_text
+        session.forward([6, 6], num_rows=1)
+        assert model.same_text == keeps_promise
+    with closing(model.open()) as session:  # and so it stays
+        session.forward([7], num_rows=1)
+    assert model.same_text == keeps_promise
+
+
+def test_the_time_of_a_look_is_not_that_of_a_pass(
+    tiny_folder: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookahead is chosen by what passes cost."""
+    plant(Fault())
+    model = TorchModel(tiny_folder, device="cpu", max_requests=1)
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    with closing(model.open()) as session:
+        session.forward([6], num_rows=1)
+        assert session.forward_cost_s is None
+        session.forward([6] * 800, num_rows=1)
+        assert session.forward_cost_s is None
+        session.forward([6], num_rows=1)  # read at its begin and its end, and twice in between
+        assert session.forward_cost_s == 2.0
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+async def test_an_answer_that_outgrows_the_promise_says_so(tiny_folder: Path, plant: Plant, drafted: bool) -> None:
+    """Its text is exact all the same. Without a draft it is the target's own, whatever the widths."""
+    plant(Fault([2], num_keys=[1024]))
+    provider = TorchProvider(TorchModel(tiny_folder, device="cpu", max_requests=1))
+    decoder = SpeculativeDecoder(RandomDraft() if drafted else None, provider)
+    short, long = "x", "x" * 1500
+    assert (await decoder.decode(short, max_tokens=8)).same_text
+    result = await decoder.decode(long, max_tokens=30)
+    assert result.usage is not None
+    assert result.usage.input_tokens < 768 < result.usage.input_tokens + result.usage.output_tokens
+    assert (result.guarantee, result.same_text) == ("exact", not drafted)
+    assert (await decoder.decode(short, max_tokens=8)).same_text == (not drafted)
 
 
 def test_a_finding_is_kept_and_used(

@@ -1,0 +1,33 @@
+"""Whether a model's promise of one text still holds: for as many keys as attention has read so far, and no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+__all__ = ["WidthAgreement"]
+
+
+class WidthAgreement:
+    """Whether the widths of exact passes agree for all the keys that attention has read so far. Safe with threads.
+
+    `do_widths_agree_at` says it of a number of keys; None: none makes a difference. At `key_counts` they do.
+    """
+
+    def __init__(self, do_widths_agree_at: Callable[[int], bool] | None = None, key_counts: Iterable[int] = ()) -> None:
+        self.holds = True
+        self._do_widths_agree_at = do_widths_agree_at
+        self._checked_key_counts = set(key_counts)
+        self._lock = threading.Lock()
+
+    def check_at(self, num_keys: int) -> float:
+        """Look at a number of keys, unless that was done; the seconds that it took."""
+        if self._do_widths_agree_at is None or num_keys in self._checked_key_counts or not self.holds:
+            return 0.0
+        started = time.perf_counter()
+        with self._lock:
+            if self.holds and num_keys not in self._checked_key_counts:
+                self.holds = self._do_widths_agree_at(num_keys)
+                self._checked_key_counts.add(num_keys)
+        return time.perf_counter() - started
