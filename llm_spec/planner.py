@@ -118,9 +118,12 @@ class StrategyPlanner:
         if result.strategy != PLAIN.name and result.plain_reason in ("refused", "retried"):
             self.record_failure(result.strategy)
             return
-        if result.strategy == PLAIN.name or result.speedup is None or result.retries or result.stopped_by == "deadline":
+        if result.strategy == PLAIN.name or result.retries or result.stopped_by == "deadline":
+            return
+        plain_s, total_s = result.plain_s, result.timings.total_s  # an estimate decides also where none is told
+        if plain_s is None or not total_s:
             return
         if result.num_tokens is not None and result.num_tokens >= _MIN_TOKENS:
             self._strategy_records.setdefault(result.strategy, _StrategyPerformance()).value_ratio.update(
-                result.speedup
+                plain_s / total_s
             )
