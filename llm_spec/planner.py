@@ -84,7 +84,8 @@ class StrategyPlanner:
                 return PlannerChoice(name)
         best = PlannerChoice(max(names, key=self._get_value_ratio))
         if self._get_value_ratio(best.name) < _MIN_VALUE_RATIO:
-            best = PlannerChoice(PLAIN.name, "not_worthwhile")
+            is_measured = any(record.value_ratio.count for record in records.values())
+            best = PlannerChoice(PLAIN.name, "not_worthwhile" if is_measured else "not_measured")
         value_ratio = 1.0 if best.name == PLAIN.name else self._get_value_ratio(best.name)
         if baseline_every and self._is_baseline_due(value_ratio, baseline_every):
             return PlannerChoice(PLAIN.name, "baseline")

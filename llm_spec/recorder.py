@@ -34,6 +34,7 @@ from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.metering import TokenMeter
+from llm_spec.pair_stats import PairStats
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.choice import StrategyChoice
@@ -328,19 +329,16 @@ class AnswerRecorder:
         target: str,
         draft: str | None,
         cost_tracker: CostTracker,
-        baseline: TargetSpeedBaseline,
+        pair_stats: PairStats,
         is_undiscovered: bool = False,
-        is_draft_harmful: bool = False,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         total_s = self._clock() - self._started_s
         stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
-        reason, detail = self._find_plain_reason(
-            strategy_choice, is_undiscovered=is_undiscovered, is_draft_harmful=is_draft_harmful
-        )
-        comparison = self._compare_with_plain(strategy_choice, usage, total_s, baseline)
+        reason, detail = self._find_plain_reason(strategy_choice, pair_stats, is_undiscovered=is_undiscovered)
+        comparison = self._compare_with_plain(strategy_choice, usage, total_s, pair_stats.baseline)
         return SpeculativeResult(
             content=self.content,
             finish_reason=finish.finish_reason,
@@ -380,7 +378,7 @@ class AnswerRecorder:
         )
 
     def _find_plain_reason(
-        self, strategy_choice: StrategyChoice, *, is_undiscovered: bool, is_draft_harmful: bool
+        self, strategy_choice: StrategyChoice, pair_stats: PairStats, *, is_undiscovered: bool
     ) -> tuple[PlainReason | None, str | None]:
         """Why nothing was speculated, and more of it; two Nones where something was."""
         if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
@@ -393,17 +391,21 @@ class AnswerRecorder:
             return self._fallbacks[-1].cause, self._fallbacks[-1].reason
         if is_undiscovered:
             return "discovery", None
-        return self._find_unverified_reason(strategy_choice.strategy, is_draft_harmful=is_draft_harmful), None
+        return self._find_unverified_reason(strategy_choice.strategy, pair_stats), None
 
-    def _find_unverified_reason(self, strategy: StrategyEntry, *, is_draft_harmful: bool) -> PlainReason | None:
+    def _find_unverified_reason(self, strategy: StrategyEntry, pair_stats: PairStats) -> PlainReason | None:
         """Why nothing that was drafted was verified, or nothing was drafted; None: nobody knows."""
         drafted = self.draft_usage
         if not strategy.reports_drafts:
             return None
-        has_drafted = drafted is not None and drafted.output_tokens
-        if strategy.target == "server" and (has_drafted or is_draft_harmful):  # weighed within the answer
+        if strategy.target != "server":
+            return "nothing_drafted"
+        if pair_stats.draft_load.is_harmful:
             return "not_worthwhile"
-        return "nothing_drafted"
+        if drafted is None or not drafted.output_tokens:
+            return "nothing_drafted"
+        verification = pair_stats.streams if strategy.simulation == "streams" else pair_stats.rows
+        return "not_worthwhile" if verification.is_measured else "not_verified"  # it was weighed within the answer
 
     def _compare_with_plain(
         self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: TargetSpeedBaseline

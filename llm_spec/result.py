@@ -44,6 +44,8 @@ PlainReason: TypeAlias = Literal[
     "discovery",
     "baseline",
     "not_worthwhile",
+    "not_measured",
+    "not_verified",
     "budget",
     "refused",
     "retried",
@@ -61,11 +63,13 @@ PLAIN_REASONS: Final[Mapping[PlainReason, str]] = MappingProxyType(
         "discovery": "the target's capabilities are still being discovered",
         "baseline": "this answer measures the target without a draft",
         "not_worthwhile": "measurements show that the target alone is faster than with this draft",
+        "not_measured": "no answer has shown yet whether this draft makes the target faster",
+        "not_verified": "the target wrote the answer before anything that was drafted had been verified",
         "budget": "no budget is left, so nothing was sent",
         "refused": "the target refused the speculative attempt and answered without speculation",
         "retried": "the target failed, and the next attempt ran without speculation",
         "draft_failed": "the draft failed, was late or was not available",
-        "nothing_drafted": "the draft proposed nothing that could be verified",
+        "nothing_drafted": "nothing was drafted that could be verified",
     }
 )
 

@@ -29,6 +29,7 @@ from llm_spec import (
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
+from llm_spec.pair_stats import PairStats
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.choice import StrategyChoice
@@ -207,9 +208,9 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
     """An answer of 100 tokens in 10 rounds by a model of 10 ms a plain step, its prompt read in 2 s."""
 
     async def run() -> SpeculativeResult:
-        baseline = TargetSpeedBaseline()
+        pair_stats = PairStats()
         plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
-        baseline.add_plain_steps(50, [plain] * 20)
+        pair_stats.baseline.add_plain_steps(50, [plain] * 20)
         recorder = AnswerRecorder(ChatRequest.create("tell"))
         await asyncio.sleep(2.0 + open_draft_s + 10 * round_s)
         for index in range(10):
@@ -228,7 +229,7 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
             target="t",
             draft="d",
             cost_tracker=CostTracker(target=None, draft=None, budget=None, make_request_budget=Budget),
-            baseline=baseline,
+            pair_stats=pair_stats,
         )
 
     return run_virtual(run())
