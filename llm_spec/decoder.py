@@ -492,8 +492,7 @@ class SpeculativeDecoder:
             target=self._target.name,
             draft=None if strategy_choice.strategy is PLAIN else recorder.draft_name,
             cost_tracker=self._cost_tracker,
-            baseline=self._planner.baseline,
-            is_draft_harmful=self._planner.pair_stats.draft_load.is_harmful,
+            pair_stats=self._planner.pair_stats,
             is_undiscovered=has_undiscovered_needs(strategy_choice.strategy, self._target, self._discovery),
         )
 

@@ -20,8 +20,8 @@ class DecoderStats:
     """Sums over the requests that a decoder has answered; one that failed or was left early is not among them.
 
     `strategies` and `plain_reasons` count requests. `rounds` adds up the rounds, `usage` and `draft_usage` the tokens
-    of target and draft. `compared_s` is the time of the requests whose target's time alone (`plain_s`) is known. Costs
-    are None once one of them is not known. For one event loop; `decoder.with_config` shares it.
+    of target and draft. `compared_s` is the time of the requests whose speedup is known, `plain_s` the target's alone
+    for them. Costs are None once one of them is not known. For one event loop; `decoder.with_config` shares it.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class DecoderStats:
         if result.draft_usage is not None:
             self._draft_usage = _add_usage_to_totals(self._draft_usage, result.draft_usage)
         self.total_s += result.timings.total_s
-        if result.plain_s is not None:
+        if result.plain_s is not None and result.speedup is not None:
             self.compared_s += result.timings.total_s
             self.plain_s += result.plain_s
         self.num_retries += len(result.retries)

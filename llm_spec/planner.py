@@ -84,7 +84,8 @@ class StrategyPlanner:
                 return PlannerChoice(name)
         best = PlannerChoice(max(names, key=self._get_value_ratio))
         if self._get_value_ratio(best.name) < _MIN_VALUE_RATIO:
-            best = PlannerChoice(PLAIN.name, "not_worthwhile")
+            is_measured = any(record.value_ratio.count for record in records.values())
+            best = PlannerChoice(PLAIN.name, "not_worthwhile" if is_measured else "not_measured")
         value_ratio = 1.0 if best.name == PLAIN.name else self._get_value_ratio(best.name)
         if baseline_every and self._is_baseline_due(value_ratio, baseline_every):
             return PlannerChoice(PLAIN.name, "baseline")
@@ -118,9 +119,12 @@ class StrategyPlanner:
         if result.strategy != PLAIN.name and result.plain_reason in ("refused", "retried"):
             self.record_failure(result.strategy)
             return
-        if result.strategy == PLAIN.name or result.speedup is None or result.retries or result.stopped_by == "deadline":
+        if result.strategy == PLAIN.name or result.retries or result.stopped_by == "deadline":
+            return
+        plain_s, total_s = result.plain_s, result.timings.total_s  # an estimate decides also where none is told
+        if plain_s is None or not total_s:
             return
         if result.num_tokens is not None and result.num_tokens >= _MIN_TOKENS:
             self._strategy_records.setdefault(result.strategy, _StrategyPerformance()).value_ratio.update(
-                result.speedup
+                plain_s / total_s
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.answer_order import AnswerOrder
-from llm_spec.baseline import TargetSpeedBaseline, count_prompt_characters
+from llm_spec.baseline import SecondsRange, TargetSpeedBaseline, count_prompt_characters
 from llm_spec.budget import AnswerReservation, CostTracker
 from llm_spec.chat import (
     AnswerDetail,
@@ -35,6 +35,7 @@ from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.metering import TokenMeter
+from llm_spec.pair_stats import PairStats
 from llm_spec.pricing import get_billed_tier
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
@@ -43,11 +44,17 @@ from llm_spec.strategies.registry import PLAIN, StrategyEntry
 
 __all__ = ["AnswerRecorder"]
 
-_Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
-
 _EXACT: Final = TextGuarantee("exact", same_text=True)
 _NO_USAGE: Final = Usage()
 _NO_TIMINGS: Final = LocalTimings(0.0, 0.0)
+
+
+class _Comparison(NamedTuple):
+    """What the target alone takes for an answer: by an estimate, between which bounds, and by which measurement."""
+
+    plain_s: float | None = None
+    range_s: SecondsRange | None = None
+    basis: str | None = None
 
 
 class AnswerRecorder:
@@ -340,19 +347,16 @@ class AnswerRecorder:
         target: str,
         draft: str | None,
         cost_tracker: CostTracker,
-        baseline: TargetSpeedBaseline,
+        pair_stats: PairStats,
         is_undiscovered: bool = False,
-        is_draft_harmful: bool = False,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         total_s = self._clock() - self._started_s
         stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
-        reason, detail = self._find_plain_reason(
-            strategy_choice, is_undiscovered=is_undiscovered, is_draft_harmful=is_draft_harmful
-        )
-        plain_s, basis = self._estimate_plain_answer_time(strategy_choice, usage, total_s, baseline)
+        reason, detail = self._find_plain_reason(strategy_choice, pair_stats, is_undiscovered=is_undiscovered)
+        comparison = self._compare_with_plain(strategy_choice, usage, total_s, pair_stats.baseline)
         return SpeculativeResult(
             content=self.content,
             finish_reason=finish.finish_reason,
@@ -386,15 +390,16 @@ class AnswerRecorder:
             reasoning_events=tuple(self._reasoning),
             approved_spans=self._find_approved_spans() if text_guarantee.guarantee == "judged" else (),
             cost=cost_tracker.compute_cost(usage, draft_usage, has_drafted=draft is not None, tier=self.billed_tier),
-            plain_s=plain_s,
-            speedup_basis=basis,
+            plain_s=comparison.plain_s,
+            plain_range_s=comparison.range_s,
+            speedup_basis=comparison.basis,
             plain_reason=reason,
             plain_detail=detail,
             lookahead=self._local_timings.lookahead,
         )
 
     def _find_plain_reason(
-        self, strategy_choice: StrategyChoice, *, is_undiscovered: bool, is_draft_harmful: bool
+        self, strategy_choice: StrategyChoice, pair_stats: PairStats, *, is_undiscovered: bool
     ) -> tuple[PlainReason | None, str | None]:
         """Why nothing was speculated, and more of it; two Nones where something was."""
         if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
@@ -407,58 +412,74 @@ class AnswerRecorder:
             return self._fallbacks[-1].cause, self._fallbacks[-1].reason
         if is_undiscovered:
             return "discovery", None
-        return self._find_unverified_reason(strategy_choice.strategy, is_draft_harmful=is_draft_harmful), None
+        return self._find_unverified_reason(strategy_choice.strategy, pair_stats), None
 
-    def _find_unverified_reason(self, strategy: StrategyEntry, *, is_draft_harmful: bool) -> PlainReason | None:
+    def _find_unverified_reason(self, strategy: StrategyEntry, pair_stats: PairStats) -> PlainReason | None:
         """Why nothing that was drafted was verified, or nothing was drafted; None: nobody knows."""
         drafted = self.draft_usage
         if not strategy.reports_drafts:
             return None
-        has_drafted = drafted is not None and drafted.output_tokens
-        if strategy.target == "server" and (has_drafted or is_draft_harmful):  # weighed within the answer
+        if strategy.target != "server":
+            return "nothing_drafted"
+        if pair_stats.draft_load.is_harmful:
             return "not_worthwhile"
-        return "nothing_drafted"
+        if drafted is None or not drafted.output_tokens:
+            return "nothing_drafted"
+        verification = pair_stats.streams if strategy.simulation == "streams" else pair_stats.rows
+        return "not_worthwhile" if verification.is_measured else "not_verified"  # it was weighed within the answer
 
-    def _estimate_plain_answer_time(
+    def _compare_with_plain(
         self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: TargetSpeedBaseline
     ) -> _Comparison:
-        """What the target alone takes for this answer, and by which measurement."""
+        """What the target alone takes for this answer."""
         if strategy_choice.plain_reason in ("configured", "no_draft"):
-            return None, None  # there was nothing to gain
+            return _Comparison()  # there was nothing to gain
         if strategy_choice.strategy is PLAIN:
-            return max(0.0, total_s - self.choosing_strategy_s), "this answer is its own"
-        num_tokens = self._num_emitted_tokens
-        if not baseline.is_counted:  # as its answers are
-            num_tokens = len(split_into_pieces(self.content)) + sum(
-                map(count_answer_tokens_in_event, self._other_deltas)
-            )
-        elif usage is not None:
-            num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
-            if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
-                num_tokens += round((baseline.tokens_per_piece - 1.0) * usage.approved_output_tokens)
+            own_s = max(0.0, total_s - self.choosing_strategy_s)
+            return _Comparison(own_s, (own_s, own_s), "this answer is its own")
+        num_tokens, num_characters = (
+            self._count_tokens_to_compare(usage, baseline),
+            count_prompt_characters(self.request),
+        )
         if strategy_choice.strategy.is_local:
-            alone_s, basis = (
-                self._estimate_plain_steps_s(num_tokens, total_s, baseline),
-                f"measured on {baseline.num_steps} of its own tokens",
-            )
+            found = self._compare_with_plain_steps(num_tokens, total_s, baseline)
         else:
-            alone_s = baseline.estimate_answer_s(count_prompt_characters(self.request), num_tokens)
-            basis = f"measured on {baseline.num_answers} of its own answers"
-        if alone_s is None:
-            return None, None
+            found = _Comparison(
+                baseline.estimate_answer_s(num_characters, num_tokens),
+                baseline.find_answer_range_s(num_characters, num_tokens),
+                f"measured on {baseline.num_answers} of its own answers",
+            )
+        if found.plain_s is None:
+            return _Comparison()
         # with a slow consumer the target alone has to wait for it, too
-        return max(
-            alone_s,
-            (baseline.estimate_answer_s(count_prompt_characters(self.request), 1) or 0.0) + self.consumer_wait_s,
-        ), basis
+        least_s = (baseline.estimate_answer_s(num_characters, 1) or 0.0) + self.consumer_wait_s
+        range_s = None if found.range_s is None else (max(found.range_s[0], least_s), max(found.range_s[1], least_s))
+        return _Comparison(max(found.plain_s, least_s), range_s, found.basis)
 
-    def _estimate_plain_steps_s(self, num_tokens: int, total_s: float, baseline: TargetSpeedBaseline) -> float | None:
+    def _count_tokens_to_compare(self, usage: Usage | None, baseline: TargetSpeedBaseline) -> int:
+        """Tokens of this answer, counted as those of the target's own answers are."""
+        if not baseline.is_counted:
+            return len(split_into_pieces(self.content)) + sum(map(count_answer_tokens_in_event, self._other_deltas))
+        if usage is None:
+            return self._num_emitted_tokens
+        num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
+        if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
+            num_tokens += round((baseline.tokens_per_piece - 1.0) * usage.approved_output_tokens)
+        return num_tokens
+
+    def _compare_with_plain_steps(self, num_tokens: int, total_s: float, baseline: TargetSpeedBaseline) -> _Comparison:
         """The same answer in plain steps: what is part of neither a round nor the draft takes as long with them."""
         num_prompt = 0 if self.finish is None or self.finish.usage is None else self.finish.usage.input_tokens
         local, num_rounds = self._local_timings, max(1, len(self._rounds))
         steps_s = baseline.estimate_plain_steps_s(num_prompt, num_tokens, num_concurrent=local.num_concurrent)
         if steps_s is None:
-            return None
+            return _Comparison()
+        range_s = baseline.find_plain_steps_range_s(num_prompt, num_tokens, num_concurrent=local.num_concurrent)
         rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds) + local.between_s
         others_s = max(0.0, total_s - self.consumer_wait_s - local.open_draft_s - rounds_s)
-        return others_s + steps_s + num_tokens * local.between_s / num_rounds
+        others_s += num_tokens * local.between_s / num_rounds
+        return _Comparison(
+            others_s + steps_s,
+            None if range_s is None else (others_s + range_s[0], others_s + range_s[1]),
+            f"measured on {baseline.num_steps} of its own tokens",
+        )

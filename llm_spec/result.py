@@ -48,6 +48,8 @@ PlainReason: TypeAlias = Literal[
     "discovery",
     "baseline",
     "not_worthwhile",
+    "not_measured",
+    "not_verified",
     "budget",
     "refused",
     "retried",
@@ -65,11 +67,13 @@ PLAIN_REASONS: Final[Mapping[PlainReason, str]] = MappingProxyType(
         "discovery": "the target's capabilities are still being discovered",
         "baseline": "this answer measures the target without a draft",
         "not_worthwhile": "measurements show that the target alone is faster than with this draft",
+        "not_measured": "no answer has shown yet whether this draft makes the target faster",
+        "not_verified": "the target wrote the answer before anything that was drafted had been verified",
         "budget": "no budget is left, so nothing was sent",
         "refused": "the target refused the speculative attempt and answered without speculation",
         "retried": "the target failed, and the next attempt ran without speculation",
         "draft_failed": "the draft failed, was late or was not available",
-        "nothing_drafted": "the draft proposed nothing that could be verified",
+        "nothing_drafted": "nothing was drafted that could be verified",
     }
 )
 
@@ -166,6 +170,9 @@ class SpeculativeStats:
 
 
 _NO_ROUNDS: Final = SpeculativeStats()
+_NO_SPEED: Final = (
+    "too few times of the target alone, or they were unsteady; `llm-spec run --compare` and `llm-spec bench` measure it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +206,10 @@ class SpeculativeResult:
     server says it served, in its own words.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were dropped, `retries` why the target was called again.
-    `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
-    measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
-    something was.
+    `plain_s` is an estimate of what the target alone takes for this answer, by the measurement that `speedup_basis`
+    names; None: there is none yet. `plain_range_s`: between which times that is; None where the measurement is too
+    little or too unsteady to tell. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail`
+    more of it; None: something was.
     `reasoning_events` are the reasoning as it came, with what its provider needs back with the next turn. `details` are
     parts of the answer that this library does not read. `order` has the parts of the answer as they came, where that is
     not reasoning, then text, then calls.
@@ -233,6 +241,7 @@ class SpeculativeResult:
     approved_spans: tuple[tuple[int, int], ...] = ()
     cost: Cost = field(default_factory=Cost)
     plain_s: float | None = None
+    plain_range_s: tuple[float, float] | None = None
     speedup_basis: str | None = None
     plain_reason: PlainReason | None = None
     plain_detail: str | None = None
@@ -268,17 +277,25 @@ class SpeculativeResult:
 
     @property
     def speedup(self) -> float | None:
-        """The target's time alone / the whole time taken, both measured; 1 for the target's own answer.
+        """The target's time alone / the whole time taken, by `plain_s`; 1 for the target's own answer.
 
-        Less for one that waited until it was known what the target can do.
-        None where the former was not measured yet, and where nothing could be speculated (`configured`, `no_draft`).
+        Less for one that waited until it was known what the target can do. None where the former is not known well
+        enough, and where nothing could be speculated (`configured`, `no_draft`).
         """
-        return None if self.plain_s is None or not self.timings.total_s else self.plain_s / self.timings.total_s
+        return None if self.plain_s is None or self.speedup_range is None else self.plain_s / self.timings.total_s
+
+    @property
+    def speedup_range(self) -> tuple[float, float] | None:
+        """Between which values `speedup` is; None as for it."""
+        if self.plain_range_s is None or not self.timings.total_s:
+            return None
+        least_s, most_s = self.plain_range_s
+        return least_s / self.timings.total_s, most_s / self.timings.total_s
 
     @property
     def time_saved_s(self) -> float | None:
         """Seconds saved against the target alone, negative when speculation lost time; None as for `speedup`."""
-        return None if self.plain_s is None else self.plain_s - self.timings.total_s
+        return None if self.plain_s is None or self.speedup is None else self.plain_s - self.timings.total_s
 
     @property
     def plain_explanation(self) -> str | None:
@@ -294,7 +311,8 @@ class SpeculativeResult:
 
     def to_report(self) -> dict[str, Any]:
         """How the answer came about, as JSON values: what servers and adapters tell beside an answer and its usage."""
-        stats = self.stats
+        stats, speedup_range = self.stats, self.speedup_range
+        plain_s, basis = (None, None) if speedup_range is None else (self.plain_s, self.speedup_basis)
         return {
             "strategy": self.strategy,
             "guarantee": self.guarantee,
@@ -308,14 +326,15 @@ class SpeculativeResult:
             "accepted_tokens": stats.num_accepted_draft_tokens,
             "acceptance_rate": stats.draft_acceptance_rate,
             "speedup": self.speedup,
-            "speedup_basis": self.speedup_basis,
+            "speedup_range": speedup_range and list(speedup_range),
+            "speedup_basis": basis,
             "time_saved_s": self.time_saved_s,
             "plain_reason": self.plain_reason,
             "plain_detail": self.plain_detail,
             "plain_text": self.plain_explanation,
             "lookahead": dict(self.lookahead),
             "metrics": stats.to_dict(),
-            "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
+            "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": plain_s},
             "approved_spans": [list(span) for span in self.approved_spans],
             "cost": dataclasses.asdict(self.cost) | {"wasted": self.cost.wasted, "saving": self.cost.saving},
             "fallbacks": list(self.fallbacks),
@@ -343,18 +362,22 @@ class SpeculativeResult:
 
     def summary(self) -> str:
         """A line or two for people."""
-        speedup = (
-            "" if self.speedup is None else f"\n{self.speedup:.2f}x as fast as the target alone ({self.speedup_basis})"
+        speed = (
+            self._describe_speed() if self.plain_explanation is None else f"no speculation: {self.plain_explanation}"
         )
-        if self.plain_explanation is not None:
-            speedup = f"\nno speculation: {self.plain_explanation}"
         counts = self.stats.summary()
         if not self.rounds:  # a remote target alone: only it knows
             counts = "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
         money = "" if self.cost.total is None else f"\ncost {self.cost.total:.6f}"
         if self.cost.saving is not None:
             money += f", {abs(self.cost.saving):.6f} {'less' if self.cost.saving >= 0 else 'more'} than plain"
-        return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s{speedup}{money}"
+        return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s\n{speed}{money}"
+
+    def _describe_speed(self) -> str:
+        if self.speedup_range is None:
+            return f"speed not measured: {_NO_SPEED}"
+        least, most = (f"{bound:.2f}x" for bound in self.speedup_range)
+        return f"{least if least == most else f'{least} to {most}'} as fast as the target alone ({self.speedup_basis})"
 
 
 def _logprob_to_dict(logprob: TokenLogprob) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class ExtraStreamStats:
         self._forget_costs()
 
     @property
+    def is_measured(self) -> bool:
+        """Whether one was timed beside the first one."""
+        return bool(self._opening_cost.count or self._slowdown.num_tokens)
+
+    @property
     def opening_cost(self) -> float:
         """Tokens that an answer is later by each stream that is opened beside it; 0 before it was measured."""
         cost = self._opening_cost.value or 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -27,6 +29,7 @@ from llm_spec import (
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
+from llm_spec.pair_stats import PairStats
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.choice import StrategyChoice
@@ -66,12 +69,13 @@ def test_answers_beside_a_draft_are_forgotten_where_it_makes_the_target_slower()
 
 
 def test_a_few_plain_steps_tell_nothing_yet() -> None:
-    """The first ones are slow; eight are enough. A round with a draft is not a plain step."""
+    """The first ones are slow; five tell something. A round with a draft is not a plain step."""
     baseline = TargetSpeedBaseline()
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     drafted = Round(index=0, num_draft_tokens=4, num_accepted_tokens=4, num_emitted_tokens=5, verify_s=0.5)
-    baseline.add_plain_steps(10, [plain, drafted] * 7)
+    baseline.add_plain_steps(10, [plain, drafted] * 4)
     assert baseline.estimate_plain_steps_s(10, 100) is None
+    assert baseline.count_plain_steps_wanted() == 4
     baseline.add_plain_steps(10, [drafted, plain])
     assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0)
 
@@ -86,16 +90,104 @@ def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
     assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0, rel=0.1)
 
 
+def rounds_of(*seconds: float, num_drafted: int = 0) -> list[Round]:
+    return [
+        Round(
+            index=index,
+            num_draft_tokens=num_drafted,
+            num_accepted_tokens=num_drafted,
+            num_emitted_tokens=1 + num_drafted,
+            draft_s=value / 4 if num_drafted else 0.0,
+            verify_s=value * 3 / 4 if num_drafted else value,
+        )
+        for index, value in enumerate(seconds)
+    ]
+
+
+STEADY = [*rounds_of(*[0.01, 0.011] * 4), *rounds_of(*[0.02] * 6, num_drafted=4), *rounds_of(0.03, num_drafted=8)]
+HICCUPS: dict[str, tuple[list[Round], bool]] = {
+    "steady": (STEADY, True),
+    "few plain steps": (STEADY[4:], False),
+    "one slow first step": ([*rounds_of(0.02), *STEADY], True),
+    "hiccups in plain steps": ([*rounds_of(*[0.06] * 3), *STEADY], False),
+    "hiccups in rounds with a draft": ([*STEADY, *rounds_of(0.1, 0.08, num_drafted=4)], False),
+    "plain steps quiet, then all busy": ([*STEADY, *rounds_of(*[0.08] * 12, num_drafted=4)], False),
+    "plain steps of two levels": ([*STEADY, *rounds_of(*[0.03] * 8)], False),
+    "a draft that drafts as it goes": ([*STEADY, *rounds_of(0.012, 0.014, 0.016, num_drafted=1)], True),
+}
+
+
+@pytest.mark.parametrize("name", HICCUPS)
+def test_a_range_is_told_where_rounds_are_steady(name: str) -> None:
+    """What is told has the true time within its bounds; hiccups on one side alone compare with nothing."""
+    rounds, is_told = HICCUPS[name]
+    baseline = TargetSpeedBaseline()
+    baseline.add_plain_steps(10, rounds)
+    found = baseline.find_plain_steps_range_s(10, 100)
+    assert (found is not None) == is_told
+    if found is not None:
+        assert found[0] < 1.0
+        assert 1.1 < found[1] < 2.6 * found[0]
+
+
+RECORDED: dict[str, list[tuple[int, int, int, int, int]]] = json.loads(
+    (Path(__file__).parent / "support" / "recorded_rounds.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"), [("a quiet machine", True), ("drafting stops after noisy first passes", False)]
+)
+def test_recorded_rounds_of_the_included_pair(name: str, is_told: bool) -> None:
+    """Of each: tokens drafted, accepted and emitted, and microseconds of the draft and of the verification."""
+    rounds = [
+        Round(
+            index=index,
+            num_draft_tokens=num_drafted,
+            num_accepted_tokens=num_accepted,
+            num_emitted_tokens=num_emitted,
+            draft_s=draft_us / 1e6,
+            verify_s=verify_us / 1e6,
+        )
+        for index, (num_drafted, num_accepted, num_emitted, draft_us, verify_us) in enumerate(RECORDED[name])
+    ]
+    baseline = TargetSpeedBaseline()
+    baseline.add_plain_steps(8, rounds)
+    assert (baseline.find_plain_steps_range_s(8, 59) is not None) == is_told
+
+
+ANSWERS: dict[str, tuple[list[tuple[int, float, float, int | None]], tuple[float, float] | None]] = {
+    "one whole answer": ([(101, 0.5, 1.0, None)], (1.3, 1.73)),
+    "a few tokens of one": ([(5, 0.5, 0.04, None)], None),
+    "a few tokens of one, as many streams wrote them": ([(5, 0.5, 0.04, 80)], (1.3, 1.73)),
+    "one that was cut short, and a whole one": ([(5, 0.5, 0.4, None), (101, 0.5, 1.0, None)], (1.3, 1.73)),
+    "some like each other": ([(101, 0.5, 1.0, None), (101, 0.7, 1.2, None)], (1.3, 2.2)),
+    "far apart": ([(101, 0.5, 1.0, None), (101, 1.5, 2.0, None)], None),
+    "the first token alone": ([(1, 0.5, 0.0, None)], None),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_range_is_told_where_a_servers_answers_agree(name: str) -> None:
+    """Of an answer of 101 tokens, by those that were measured for long enough."""
+    answers, expected = ANSWERS[name]
+    baseline = TargetSpeedBaseline()
+    for num_tokens, first_s, rest_s, num_measured in answers:
+        baseline.add_answer(100, num_tokens, first_s, rest_s, num_measured=num_measured)
+    found = baseline.find_answer_range_s(100, 101)
+    assert found == (None if expected is None else pytest.approx(expected, rel=0.05))
+
+
 def test_plain_steps_beside_other_answers_are_measured_apart() -> None:
     """They wait for each other: what a step takes alone tells nothing of four at a time, and neither does a median."""
     baseline = TargetSpeedBaseline()
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     baseline.add_plain_steps(10, [plain] * 20)
     assert baseline.estimate_plain_steps_s(10, 100, num_concurrent=3.6) is None
-    assert baseline.count_plain_steps_needed(3.6) == 8
+    assert baseline.count_plain_steps_wanted(3.6) == 8
     steps = [replace(plain, verify_s=0.1 if index % 4 == 0 else 0.02) for index in range(400)]
     baseline.add_plain_steps(10, steps, num_concurrent=4.3)
-    assert baseline.count_plain_steps_needed(3.6) == 0
+    assert baseline.count_plain_steps_wanted(3.6) == 0
     assert baseline.estimate_plain_steps_s(10, 100, num_concurrent=3.6) == pytest.approx(4.0, rel=0.05)
     assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0)
     assert baseline.num_steps == 420
@@ -116,9 +208,9 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
     """An answer of 100 tokens in 10 rounds by a model of 10 ms a plain step, its prompt read in 2 s."""
 
     async def run() -> SpeculativeResult:
-        baseline = TargetSpeedBaseline()
+        pair_stats = PairStats()
         plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
-        baseline.add_plain_steps(50, [plain] * 20)
+        pair_stats.baseline.add_plain_steps(50, [plain] * 20)
         recorder = AnswerRecorder(ChatRequest.create("tell"))
         await asyncio.sleep(2.0 + open_draft_s + 10 * round_s)
         for index in range(10):
@@ -137,7 +229,7 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
             target="t",
             draft="d",
             cost_tracker=CostTracker(target=None, draft=None, budget=None, make_request_budget=Budget),
-            baseline=baseline,
+            pair_stats=pair_stats,
         )
 
     return run_virtual(run())
@@ -190,11 +282,11 @@ def test_an_answer_in_this_process_has_plain_steps_to_compare_with() -> None:
 
     first, second = asyncio.run(run(20))
     assert [bool(r.num_draft_tokens) for r in first.rounds[:16]] == [True, False] * 8
-    assert first.speedup is not None
+    assert first.plain_s is not None
     assert 2 <= second.stats.num_plain_steps <= 4
     assert second.content == first.content
     for result in asyncio.run(run(0)):
-        assert result.speedup is None
+        assert (result.plain_s, result.speedup) == (None, None)
         assert result.stats.num_plain_steps <= 1  # the last token may have no room for a draft
 
 

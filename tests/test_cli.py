@@ -77,14 +77,14 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(run(capsys, "run", PROMPT, "--json", "--compare", "--max-tokens", "24")[1])
     assert report["same_text_as_plain"] is True
     assert report["speedup"] == pytest.approx(report["timings"]["plain_s"] / report["timings"]["total_s"])
-    assert "a run of it beside" in report["speedup_basis"]
+    assert "by the clock" in report["speedup_basis"]
 
 
 def test_compare_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe gets the answer alone; the comparison, and that the answer was cut off, are on standard error."""
     _, text, err = run(capsys, "run", PROMPT, *ALWAYS, "--max-tokens", "8", "--compare")
     assert text == run(capsys, "run", PROMPT, "--max-tokens", "8")[1]
-    measured = r"^\d+\.\d\dx as fast as the target alone \(measured by a run of it beside this one\)$"
+    measured = r"^\d+\.\d\dx as fast as the target alone \(by the clock, one run of each\)$"
     assert re.search(measured, err, re.MULTILINE)
     assert "\nthe answer was cut off, because --max-tokens is 8\n" in err
     assert err.endswith(" s, the same text\n")

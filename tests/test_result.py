@@ -32,7 +32,13 @@ def plain_steps(count: int) -> list[Round]:
     return [report(0, 0, verify_s=1.0)] * count
 
 
-def result_of(stats: SpeculativeStats, *, total_s: float = 2.0, plain_s: float | None = None) -> SpeculativeResult:
+def result_of(
+    stats: SpeculativeStats,
+    *,
+    total_s: float = 2.0,
+    plain_s: float | None = None,
+    plain_range_s: tuple[float, float] | None = None,
+) -> SpeculativeResult:
     return SpeculativeResult(
         content="héllo",
         finish_reason="stop",
@@ -48,6 +54,7 @@ def result_of(stats: SpeculativeStats, *, total_s: float = 2.0, plain_s: float |
         timings=Timings(total_s=total_s, first_text_s=0.1, draft_s=stats.draft_s, verify_s=stats.verify_s),
         usage=Usage(input_tokens=1, output_tokens=2),
         plain_s=plain_s,
+        plain_range_s=plain_range_s,
         speedup_basis=None if plain_s is None else "measured on 8 of its own tokens",
     )
 
@@ -84,9 +91,10 @@ def test_nothing_measured_is_none_not_zero() -> None:
 
 def test_speedup_is_a_ratio_of_whole_times() -> None:
     """The target's time alone over the time taken; what was lost is negative."""
-    gained = result_of(stats_of(report(3, 3)), total_s=2.0, plain_s=3.0)
+    gained = result_of(stats_of(report(3, 3)), total_s=2.0, plain_s=3.0, plain_range_s=(2.5, 4.0))
     assert (gained.speedup, gained.time_saved_s) == (pytest.approx(1.5), pytest.approx(1.0))
-    lost = result_of(stats_of(report(3, 0)), total_s=4.0, plain_s=3.0)
+    assert gained.speedup_range == pytest.approx((1.25, 2.0))
+    lost = result_of(stats_of(report(3, 0)), total_s=4.0, plain_s=3.0, plain_range_s=(3.0, 3.0))
     assert (lost.speedup, lost.time_saved_s) == (pytest.approx(0.75), pytest.approx(-1.0))
 
 
@@ -134,7 +142,7 @@ def test_a_result_is_json() -> None:
     """One object with everything the issue lists, that survives JSON."""
     out = json.loads(json.dumps(result_of(stats_of(report(4, 2))).to_dict()))
     keys = ["content", "strategy", "guarantee", "finish_reason", "stopped_by", "draft_tokens", "accepted_tokens"]
-    keys += ["acceptance_rate", "speedup", "speedup_basis", "rounds", "metrics", "usage", "timings"]
+    keys += ["acceptance_rate", "speedup", "speedup_range", "speedup_basis", "rounds", "metrics", "usage", "timings"]
     assert [key for key in keys if key not in out] == []
     assert out["content"] == "héllo"
     assert set(out["usage"]) == {"target", "draft", "wasted"}
@@ -152,18 +160,25 @@ def test_figures_are_the_result_without_the_answer() -> None:
     assert set(whole) - set(told) == rest
 
 
-def test_speedup_is_null_where_no_plain_figure_was_measured() -> None:
-    """Speedup and its basis are both None then."""
-    out = result_of(stats_of(report(4, 2, verify_s=1.0))).to_dict()
-    assert out["speedup"] is None
-    assert out["speedup_basis"] is None
+@pytest.mark.parametrize("plain_s", [None, 3.0])
+def test_no_figure_is_told_where_the_evidence_carries_no_range(plain_s: float | None) -> None:
+    """An estimate by itself is none that anybody is told: neither in JSON nor in words."""
+    result = result_of(stats_of(report(4, 2, verify_s=1.0)), plain_s=plain_s)
+    out = result.to_dict()
+    assert [out[name] for name in ("speedup", "speedup_range", "speedup_basis", "time_saved_s")] == [None] * 4
+    assert out["timings"]["plain_s"] is None
+    assert "speed not measured" in result.summary()
+    assert "llm-spec run --compare" in result.summary()
+    assert "as fast as" not in result.summary()
 
 
 def test_result_summary_is_for_people() -> None:
-    """Strategy, guarantee and speedup are in it."""
-    text = result_of(stats_of(report(4, 2)), plain_s=3.0).summary()
+    """Strategy, guarantee and the range of the speedup are in it; one figure where the clock gave it."""
+    text = result_of(stats_of(report(4, 2)), plain_s=3.0, plain_range_s=(2.5, 4.0)).summary()
     assert "tokens (exact)" in text
-    assert "1.50x as fast as the target alone (measured on 8 of its own tokens)" in text
+    assert "1.25x to 2.00x as fast as the target alone (measured on 8 of its own tokens)" in text
+    text = result_of(stats_of(report(4, 2)), plain_s=3.0, plain_range_s=(3.0, 3.0)).summary()
+    assert "\n1.50x as fast as the target alone" in text
 
 
 def test_the_summary_says_why_nothing_was_speculated() -> None:

@@ -147,6 +147,8 @@ def build_result_headers(result: SpeculativeResult, overhead_s: float) -> dict[s
         headers["x-llm-spec-acceptance-rate"] = f"{rate:.4f}"
     if speedup is not None:
         headers["x-llm-spec-speedup"] = f"{speedup:.3f}"
+    if result.speedup_range is not None:
+        headers["x-llm-spec-speedup-range"] = "-".join(f"{bound:.3f}" for bound in result.speedup_range)
     if result.plain_reason is not None:
         headers["x-llm-spec-plain-reason"] = result.plain_reason
     return headers

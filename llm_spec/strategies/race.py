@@ -220,6 +220,7 @@ class _Race:
                 self._pair_stats.baseline,
                 count_prompt_characters(self._request),
                 token_s=self._pair_stats.token_s.value,
+                num_measured=self._pair_stats.token_s.num_tokens,
                 tokens_per_piece=self._root.measure_tokens_per_piece(),
             )
         self._scheduler.record_answer_end()

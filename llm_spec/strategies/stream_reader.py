@@ -94,11 +94,13 @@ class StreamReader:
         num_characters: int,
         *,
         token_s: float | None = None,
+        num_measured: int | None = None,
         tokens_per_piece: float = 1.0,
     ) -> None:
         """What it wrote by itself, from the answer's start, tells the target's own speed.
 
-        `token_s`: the seconds of a token as they were counted, where they are known better than from that alone.
+        `token_s`: the seconds of a token as they were counted, where they are known better than from that alone, by so
+        many tokens as `num_measured` says.
         `tokens_per_piece`: how many the server counts for one that was counted here.
         """
         first_s, num_tokens = self.timer.first_s, self._num_undisturbed
@@ -113,6 +115,7 @@ class StreamReader:
                 1 + num_counted,
                 first_s - self.timer.opened_s,
                 rest_s,
+                num_measured=num_measured,
                 is_beside_draft=self._gate.is_beside_draft(self._drafting_s, seconds),
             )
 

@@ -49,7 +49,7 @@ def _open_local_answer(
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     config = context.config
     measured = model.pass_costs if isinstance(model, PassTimingModel) else None
-    num_plain_steps = context.pair_stats.baseline.count_plain_steps_needed(count_open_answers() + 1)
+    num_plain_steps = context.pair_stats.baseline.count_plain_steps_wanted(count_open_answers() + 1)
     opened = stream_token_model(
         model,
         context.request,

@@ -111,6 +111,11 @@ class _TokenCostBase:
         """None before the first update."""
         return self._seconds / self._tokens if self._tokens else None
 
+    @property
+    def num_tokens(self) -> int:
+        """So many tokens are behind `value`, older ones counting less."""
+        return round(self._tokens)
+
     def _add_decaying(self, num_tokens: int, seconds: float, keep: float) -> None:
         """Add what is new to `keep` of what was there."""
         self._seconds = keep * self._seconds + seconds

@@ -22,9 +22,13 @@ async def result() -> SpeculativeResult:
 
 def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> None:
     """With a plain run beside it an answer says how much faster it was; without one it does not guess."""
-    measured = replace(result, plain_s=result.timings.total_s * 2)
-    assert float(build_result_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
-    assert "x-llm-spec-speedup" not in build_result_headers(result, 0.0)
+    total_s = result.timings.total_s
+    estimated = replace(result, plain_s=total_s * 2)
+    headers = build_result_headers(replace(estimated, plain_range_s=(total_s * 1.5, total_s * 3)), 0.0)
+    assert float(headers["x-llm-spec-speedup"]) == pytest.approx(2.0)
+    assert headers["x-llm-spec-speedup-range"] == "1.500-3.000"
+    for unmeasured in (result, estimated):
+        assert not [name for name in build_result_headers(unmeasured, 0.0) if name.startswith("x-llm-spec-speedup")]
 
 
 def test_the_reason_of_a_plain_answer_is_told(result: SpeculativeResult) -> None:

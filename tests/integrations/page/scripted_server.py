@@ -71,7 +71,8 @@ class ScriptedServer:
 def result(**told: Any) -> Part:
     """A whole result; `told` replaces what it tells."""
     plain: Part = {"strategy": "tokens", "guarantee": "exact", "same_text": True, "seed": None, "draft_tokens": 0}
-    plain |= {"accepted_tokens": 0, "acceptance_rate": None, "speedup": None, "speedup_basis": None}
+    plain |= {"accepted_tokens": 0, "acceptance_rate": None, "speedup": None, "speedup_range": None}
+    plain |= {"speedup_basis": None}
     plain |= {"metrics": {"num_rounds": 0, "mean_acceptance_length": None}, "fallbacks": [], "retries": []}
     plain |= {
         "timings": {"total_s": 1.0, "first_text_s": 0.1, "draft_s": 0, "verify_s": 0, "other_s": 1.0, "plain_s": None}
@@ -138,7 +139,8 @@ async def behind(asked: Asked) -> AsyncIterator[Part]:
     total_s = 1.0 if is_plain else 1.5
     yield {"text": "One two three.", "origin": "plain" if is_plain else "accepted", "t": total_s}
     yield {"finish_reason": "stop", "num_tokens": 4}
-    told = {} if is_plain else {"speedup": 0.8, "speedup_basis": "measured on 7 of its own tokens", "seed": 41}
+    told = {} if is_plain else {"speedup": 0.8, "speedup_range": [0.7, 0.9], "seed": 41}
+    told |= {} if is_plain else {"speedup_basis": "measured on 7 of its own tokens"}
     yield result(timings={"total_s": total_s, "first_text_s": total_s}, **told)
 
 
@@ -160,7 +162,8 @@ async def race(asked: Asked) -> AsyncIterator[Part]:
     yield {"finish_reason": "stop", "num_tokens": 192}
     cost = {"target": 0.00123, "draft": 0.00004, "plain": 0.0009, "wasted": 0.00037, "saving": -0.00037}
     timings = {"total_s": 2.1, "first_text_s": 0.25}
-    rates = {"draft_tokens": 150, "accepted_tokens": 120, "acceptance_rate": 0.8, "speedup": 2.1}
+    rates = {"draft_tokens": 150, "accepted_tokens": 120, "acceptance_rate": 0.8}
+    rates |= {"speedup": 2.1, "speedup_range": [1.9, 2.4]}
     basis = "the plain answers of this server so far"
     yield result(
         strategy="race",
@@ -217,7 +220,8 @@ async def hostile(asked: Asked) -> AsyncIterator[Part]:
     yield {"text": HOSTILE_TEXT, "origin": HOSTILE_TEXT, "t": 0.1}
     yield {"fallback": {"reason": HOSTILE_TEXT, "t": 0.1}}
     yield {"finish_reason": "stop", "num_tokens": 2}
-    yield result(strategy=HOSTILE_TEXT, guarantee=HOSTILE_TEXT, speedup=2.0, speedup_basis=HOSTILE_TEXT)
+    told = {"speedup": 2.0, "speedup_range": [1.5, 2.5], "speedup_basis": HOSTILE_TEXT}
+    yield result(strategy=HOSTILE_TEXT, guarantee=HOSTILE_TEXT, **told)
 
 
 async def long(asked: Asked) -> AsyncIterator[Part]:
