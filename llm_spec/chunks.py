@@ -17,7 +17,7 @@ from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TransientError
 from llm_spec.metering import is_call_unread
 from llm_spec.openai_usage import parse_usage
-from llm_spec.resilience import CircuitBreaker, wait_within
+from llm_spec.resilience import CircuitBreaker
 
 __all__ = ["CountedChunkStream"]
 
