@@ -280,9 +280,8 @@ class ChatStreamEncoder:
         )
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = format_sse(
-            self._build_chunk_with_choice({}, _get_chat_finish_reason(result, has_functions=self._has_functions))
-        )
+        reason = _get_chat_finish_reason(result, has_functions=self._has_functions)
+        frames = format_sse(self._build_chunk_with_choice({}, reason))
         usage = build_chat_usage(result)
         last_chunk: Json = {**self._envelope, "choices": []}
         if self._trace:
@@ -314,21 +313,18 @@ class ChatStreamEncoder:
                 return {"reasoning_details": [detail]}
             case AnswerDetail("chat", detail):
                 return dict(detail)
-            case ToolCallDelta() if self._has_functions:
-                name = {} if event.name is None else {"name": event.name}
-                return {"function_call": {**name, "arguments": event.arguments}}
             case ToolCallDelta():
-                return {"tool_calls": [self._build_tool_call_delta(event)]}
+                return self._build_tool_call_fields(event)
             case _:
                 return None
 
-    def _build_tool_call_delta(self, event: ToolCallDelta) -> Json:
+    def _build_tool_call_fields(self, event: ToolCallDelta) -> Json:
         """A piece of a call: its id and name with the first, and only with that."""
-        if event.index in self._started_calls:
-            return build_tool_call_delta(replace(event, name=None))
-        self._started_calls.add(event.index)
         call_id = event.id or f"call_{self._envelope['id']}_{event.index}"
-        return build_tool_call_delta(replace(event, id=call_id, name=event.name or ""))
+        is_first = event.index not in self._started_calls
+        self._started_calls.add(event.index)
+        piece = build_tool_call_delta(replace(event, id=call_id, name=(event.name or "") if is_first else None))
+        return {"function_call": piece["function"]} if self._has_functions else {"tool_calls": [piece]}
 
     def _encode_event_with_trace(self, event: StreamEvent) -> bytes:
         elapsed_s = time.monotonic() - self._started_s
