@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.chat import AnswerDetail, ChatRequest, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.openai_chat import ChunkReader, list_choices, parse_finish_reason, read_choice_index
-from llm_spec.openai_logprobs import clean_logprobs
+from llm_spec.openai_logprobs import clean_logprobs, parse_logprobs
 from llm_spec.openai_usage import clean_usage
 from llm_spec.surrogates import mend_value
 
@@ -24,10 +24,11 @@ _READ_FIELDS: Final = frozenset({"content", "reasoning", "reasoning_content", "r
 
 
 class ChunkNormalizer:
-    """Brings the chunks of one answer into form; `num_choices` were requested. Whoever reads them ends open choices."""
+    """Brings the chunks of one answer into form; `num_choices` were requested, perhaps `has_logprobs`."""
 
-    def __init__(self, *, num_choices: int = 1) -> None:
+    def __init__(self, *, num_choices: int = 1, has_logprobs: bool = False) -> None:
         self._num_choices = num_choices
+        self._has_logprobs = has_logprobs
         self._readers: dict[int, ChunkReader] = {}
         self._has_foreign = False
         self._is_text = False  # plain completions, which have no deltas
@@ -65,8 +66,18 @@ class ChunkNormalizer:
             "finish_reason": _read_finish_reason(choice, reader),
         }
         if normalized.get("logprobs"):
-            normalized["logprobs"] = clean_logprobs(normalized["logprobs"])
+            normalized["logprobs"] = self._check_logprobs(choice)
         return normalized
+
+    def _check_logprobs(self, choice: Mapping[str, Any]) -> object:
+        """Those of a choice, if they are any; what has not been requested may be none."""
+        try:
+            parse_logprobs(choice)
+        except BrokenAnswerError:
+            if self._has_logprobs:
+                raise
+            return None
+        return clean_logprobs(choice["logprobs"])
 
     def _find_index(self, position: int, choice: Mapping[str, Any]) -> int:
         """Which choice it is: by its position, where its index says nothing and only one was requested."""
@@ -104,7 +115,10 @@ class ChunkNormalizer:
 def create_chunk_normalizer(request: ChatRequest) -> ChunkNormalizer:
     """What brings the chunks into form that answer a request."""
     num_choices = request.extra.get("n")
-    return ChunkNormalizer(num_choices=num_choices if isinstance(num_choices, int) and num_choices > 0 else 1)
+    return ChunkNormalizer(
+        num_choices=num_choices if isinstance(num_choices, int) and num_choices > 0 else 1,
+        has_logprobs=request.top_logprobs is not None or bool(request.extra.get("logprobs")),
+    )
 
 
 def _read_finish_reason(choice: Mapping[str, Any], reader: ChunkReader) -> str | None:

@@ -30,6 +30,7 @@ from llm_spec.server.responses_items import (
     OpenMessageItem,
     OpenOutputItem,
     OpenReasoningItem,
+    OpenRefusalItem,
     OutputEvent,
     parse_image,
 )
@@ -107,6 +108,8 @@ def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -
 
 def _add_final_fields_to_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(get_finish_reason(result))
+    if result.refusal and reason == "content_filter":  # the refusal is the answer
+        reason = None
     counts = get_client_token_counts(result)
     usage = (
         {
@@ -188,7 +191,7 @@ class _OutputWriter:
         self._answer_id = answer_id
         self._finished_items: dict[int, Json] = {}  # by their places in the output
         self._num_items = 0
-        self._text: OpenMessageItem | OpenReasoningItem | None = None
+        self._text: OpenMessageItem | OpenReasoningItem | OpenRefusalItem | None = None
         self._call: tuple[int, OpenFunctionCallItem] | None = None  # with its number among the answer's calls
         self._call_sequencer = ToolCallSequencer()
         self._annotations: list[Json] = []  # for the next text
@@ -210,6 +213,8 @@ class _OutputWriter:
                 return list(self._write_reasoning(event))
             case ToolCallDelta():
                 return [out for delta in self._call_sequencer.push(event) for out in self._write_call_delta(delta)]
+            case AnswerDetail() if event.refusal:
+                return list(self._write_refusal(event.refusal))
             case AnswerDetail("chat", detail):
                 return list(self._write_detail(detail))
             case _:
@@ -255,6 +260,13 @@ class _OutputWriter:
             self._text = OpenReasoningItem(self._answer_id, self._take_output_index())
             yield from self._text.iter_start_events()
         yield from self._text.iter_delta_events(event.text)
+
+    def _write_refusal(self, text: str) -> Iterator[OutputEvent]:
+        if not isinstance(self._text, OpenRefusalItem):
+            yield from self._finish_text()
+            self._text = OpenRefusalItem(self._answer_id, self._take_output_index())
+            yield from self._text.iter_start_events()
+        yield from self._text.iter_delta_events(text)
 
     def _write_call_delta(self, delta: ToolCallDelta) -> Iterator[OutputEvent]:
         if self._call is None or self._call[0] != delta.index:

@@ -15,6 +15,7 @@ __all__ = [
     "OpenMessageItem",
     "OpenOutputItem",
     "OpenReasoningItem",
+    "OpenRefusalItem",
     "OutputEvent",
     "parse_image",
 ]
@@ -111,6 +112,40 @@ class OpenMessageItem(OpenOutputItem):
 
 def _build_text_part(text: str, annotations: Sequence[Json] = (), logprobs: Sequence[Json] = ()) -> Json:
     return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": list(logprobs)}
+
+
+class OpenRefusalItem(OpenOutputItem):
+    """What a model says to refuse."""
+
+    id_prefix = "msg"
+
+    @property
+    def position_fields(self) -> Mapping[str, Any]:
+        return {**super().position_fields, "content_index": 0}
+
+    def iter_start_events(self) -> Iterator[OutputEvent]:
+        yield from super().iter_start_events()
+        yield "response.content_part.added", {**self.position_fields, "part": {"type": "refusal", "refusal": ""}}
+
+    def build_empty_item(self) -> Json:
+        return self._build_item("in_progress", [])
+
+    def build_delta_event(self, text: str) -> OutputEvent:
+        return "response.refusal.delta", {**self.position_fields, "delta": text}
+
+    def iter_end_events(self) -> Iterator[OutputEvent]:
+        yield "response.refusal.done", {**self.position_fields, "refusal": self.text}
+        yield "response.content_part.done", {**self.position_fields, "part": self._build_part()}
+        yield from super().iter_end_events()
+
+    def build_finished_item(self) -> Json:
+        return self._build_item("completed", [self._build_part()])
+
+    def _build_part(self) -> Json:
+        return {"type": "refusal", "refusal": self.text}
+
+    def _build_item(self, status: str, content: list[Json]) -> Json:
+        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 class OpenReasoningItem(OpenOutputItem):
