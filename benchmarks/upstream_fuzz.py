@@ -1,0 +1,441 @@
+"""Answers of chat servers with one value exchanged, through every API of the server, against an oracle.
+
+    python benchmarks/upstream_fuzz.py                          # 100,000 answers
+    python benchmarks/upstream_fuzz.py --answers 500 --seed 3
+    python benchmarks/upstream_fuzz.py --seed 3 --only 41       # one of them, with all that was sent and read
+
+A double of a server (a process of its own) sends whole answers and streams of chunks; `upstream_answers.py` has them,
+and what is exchanged in them: each field is left out, null, of another type, negative, huge or NaN. `upstream_oracle.py`
+says what must come of it: the answer, an error, and the tokens that the budget loses; it shares no code with the package.
+At least 30 % of the exchanges must be harmless, and answered in full. It ends with status 1 if any reply is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import functools
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import aiohttp
+from upstream_answers import ROUTES, Case, make_case, make_control
+from upstream_double import run_double
+from upstream_oracle import Expectation, Range, RequestSize, expect
+from upstream_replies import MalformedReplyError, Reply, find_difference, read_reply
+
+Json: TypeAlias = dict[str, Any]
+
+HANGS_S: Final = 60.0
+BUDGET: Final = 10**11
+MIN_HARMLESS_SHARE: Final = 0.3
+MAX_OPEN_SHARE: Final = 0.05
+NUM_SPARE_KEYS: Final = 50
+NUM_BETWEEN_METRICS: Final = 10
+PATHS: Final = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+
+# ------------------------------------------------------------------------------------------ requests
+
+_SCHEMA: Final[Json] = {"type": "object", "properties": {"city": {"type": "string"}}}
+_FUNCTION: Final[Json] = {"name": "get_weather", "description": "The weather.", "parameters": _SCHEMA}
+
+
+def make_body(case: Case, word: str, model: str) -> bytes:
+    """The request; those of a route are all of one length, so that estimates of their prompts are the same."""
+    prompt, route = f"seed {case.seed:06} {word} {case.number:09}.", case.route
+    body: Json = {"model": model, "stream": route.is_streamed, **route.fields}
+    if route.api == "responses":
+        body |= {"input": prompt, "tools": [{"type": "function", **_FUNCTION}]}
+    else:
+        body["messages"] = [{"role": "user", "content": prompt}]
+    if route.api == "chat":
+        body["tools"] = [{"type": "function", "function": _FUNCTION}]
+        if route.is_streamed:
+            body["stream_options"] = {"include_usage": True}
+    elif route.api == "messages":
+        tool = {"name": "get_weather", "description": "The weather.", "input_schema": _SCHEMA}
+        body |= {"max_tokens": 2 * BUDGET, "tools": [tool]}
+    return json.dumps(body).encode()
+
+
+def expect_reply(case: Case, body: bytes) -> Expectation:
+    """What must come of a case."""
+    return _expect(case, case.answer, len(body))
+
+
+@functools.cache
+def expect_untouched(base: str, is_streamed: bool, has_done: bool, route: str) -> Expectation:
+    """What comes of an answer in which nothing is exchanged."""
+    of_route = next(each for each in ROUTES if each.name == route)
+    of_base = next(each for each in of_route.bases if each.name == base)
+    plain = Case(
+        **{"seed": 0, "number": 0, "route": of_route, "base": of_base, "is_streamed": is_streamed},
+        **{"has_done": has_done, "path": (), "value": None, "is_untouched": True},
+    )
+    return _expect(plain, plain.answer, 500)
+
+
+def _expect(case: Case, answer: Any, num_bytes: int) -> Expectation:
+    return expect(
+        answer,
+        is_streamed=case.is_streamed,
+        has_done=case.has_done,
+        status=case.base.status,
+        num_choices=case.route.num_choices,
+        size=RequestSize(text=30, request=2 * num_bytes),
+    )
+
+
+def is_harmless(case: Case, expected: Expectation) -> bool:
+    """Whether the whole answer must still come."""
+    plain = expect_untouched(case.base.name, case.is_streamed, case.has_done, case.route.name)
+    is_answered = expected.verdict == plain.verdict == "answer"
+    return is_answered and not case.is_untouched and [c.text for c in expected.choices] == [
+        c.text for c in plain.choices
+    ] and [[(call.name, call.arguments) for call in c.calls] for c in expected.choices] == [
+        [(call.name, call.arguments) for call in c.calls] for c in plain.choices
+    ]
+
+
+# ------------------------------------------------------------------------------------------ what became of them
+
+
+@dataclass
+class Difference:
+    """A reply that is wrong."""
+
+    case: Case
+    what: str
+
+    @property
+    def group(self) -> str:
+        """The same for those that have most likely one cause."""
+        steps = [step for step in self.case.path if isinstance(step, str)]
+        what = re.sub(r"\d+", "0", re.sub(r"['\"{\[(].*", "", self.what))[:70]
+        return f"{'.'.join(steps) or 'the whole'}: {type(self.case.value).__name__}: {what}"
+
+
+@dataclass
+class FuzzOutcome:
+    """What became of all answers."""
+
+    num_answers: int = 0
+    num_harmless: int = 0
+    num_touched: int = 0
+    num_charges: int = 0
+    outcomes: collections.Counter[str] = field(default_factory=collections.Counter[str])
+    differences: list[Difference] = field(default_factory=list[Difference])
+
+    def add(self, case: Case, expected: Expectation, got: str) -> None:
+        """One more answer."""
+        self.num_answers += 1
+        self.num_touched += not case.is_untouched
+        self.num_harmless += is_harmless(case, expected)
+        self.outcomes[f"{expected.verdict} was due, {got} came"] += 1
+
+    def count_verdict(self, verdict: str) -> int:
+        """How many answers the oracle had this to say of."""
+        return sum(number for name, number in self.outcomes.items() if name.startswith(verdict))
+
+    def print(self, took_s: float, num_shown: int) -> bool:
+        """The figures and the differences; True if nothing is wrong."""
+        print(f"{self.num_answers} answers in {took_s:.0f} s, the charge of {self.num_charges} of them was read")
+        for name, number in sorted(self.outcomes.items()):
+            print(f"  {number:>7}  {name}")
+        harmless = self.num_harmless / max(1, self.num_touched)
+        undecided = self.count_verdict("either") / self.num_answers, self.count_verdict("open") / self.num_answers
+        print(f"harmless exchanges: {harmless:.1%}; either is right: {undecided[0]:.1%}; open: {undecided[1]:.1%}")
+        is_fair = harmless >= MIN_HARMLESS_SHARE and undecided[1] <= MAX_OPEN_SHARE
+        if not is_fair:
+            print(f"WRONG: less than {MIN_HARMLESS_SHARE:.0%} are harmless, or more than {MAX_OPEN_SHARE:.0%} open")
+        groups: dict[str, list[Difference]] = collections.defaultdict(list)
+        for difference in self.differences:
+            groups[difference.group].append(difference)
+        for name, members in sorted(groups.items(), key=lambda each: -len(each[1]))[:num_shown]:
+            print(f"WRONG: {len(members)} times {name}\n    {members[0].case}\n    {members[0].what[:400]}")
+        print(f"{len(self.differences)} replies are wrong, in {len(groups)} groups")
+        return is_fair and not self.differences
+
+
+# ------------------------------------------------------------------------------------------ the client
+
+
+class Fuzzer:
+    """Sends the requests of one run; a slot sends one at a time, and has a key for each route."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, num_slots: int) -> None:
+        self._session = session
+        self._url = url
+        self._spare_keys = [f"spare-key-{i:04}" for i in range(NUM_SPARE_KEYS)]
+        self._keys = {
+            (slot, route): make_key_name(slot, route) for slot in range(num_slots) for route in range(len(ROUTES))
+        }
+        self._sent: dict[str, list[tuple[str, Case, Expectation]]] = collections.defaultdict(list)  # by key
+        self._since_metrics: dict[int, list[tuple[Case, Expectation]]] = collections.defaultdict(list)  # by slot
+        self._tokens: dict[int, float] = {}  # by slot
+        self._num_controls = 0
+        self.outcome = FuzzOutcome()
+        self.replies: list[str] = []  # of the last request
+
+    async def start(self, num_slots: int) -> None:
+        """Models are loaded, and the charges of whole answers are read once."""
+        for slot in range(num_slots):
+            self._tokens[slot] = await self._read_tokens(slot)
+
+    async def run(self, slot: int, numbers: Iterator[int], seed: int) -> None:
+        """The requests of one slot."""
+        for number in numbers:
+            await self.send(slot, make_case(seed, number))
+
+    async def send(self, slot: int, case: Case) -> None:
+        """One request, and the reply to it."""
+        place = (slot, ROUTES.index(case.route))
+        body = make_body(case, "case", self._name_model(slot, case))
+        expected = expect_reply(case, body)
+        key = self._keys[place]
+        reply = await self._post(case, key, body)
+        wrong = reply if isinstance(reply, str) else find_difference(case.route.api, reply, expected)
+        got = "nothing readable" if isinstance(reply, str) else "an error" if reply.error else "an answer"
+        self.outcome.add(case, expected, got)
+        answered = expected
+        if not isinstance(reply, str) and reply.error is None and expected.verdict == "error":
+            answered = Expectation(verdict="open", completion=Range(0, BUDGET))
+        if case.route.has_budget:
+            self._sent[key].append((f"case {case.number}", case, answered))
+        else:
+            self._since_metrics[slot].append((case, answered))
+        if wrong is not None:
+            self.outcome.differences.append(Difference(case, wrong))
+            await self._check_key(place, case)
+        if not case.route.has_budget and len(self._since_metrics[slot]) >= NUM_BETWEEN_METRICS:
+            await self.check_metrics(slot)
+
+    @staticmethod
+    def _name_model(slot: int, case: Case) -> str:
+        return case.route.model if case.route.has_budget else f"{case.route.model}-{slot}"
+
+    async def _post(self, case: Case, key: str, body: bytes) -> Reply | str:
+        url = self._url + PATHS[case.route.api]
+        headers = {"x-api-key": key, "Content-Type": "application/json", "anthropic-version": "2023-06-01"}
+        try:
+            async with self._session.post(url, data=body, headers=headers) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"no reply: {type(error).__name__}: {error}"
+        self.replies = [f"{response.status} {data.decode(errors='replace')}"]
+        try:
+            return read_reply(case.route.api, response.status, response.content_type, data)
+        except MalformedReplyError as error:
+            return f"a reply that no client can read: {error}: {data[-300:]!r}"
+
+    async def _send_control(self, slot: int, route: int, key: str) -> bool:
+        """A plain request: what is left of the budget is told with it."""
+        self._num_controls += 1
+        case = make_control(self._num_controls * len(ROUTES) + route)
+        reply = await self._post(case, key, make_body(case, "control", self._name_model(slot, case)))
+        expected = expect_untouched(case.base.name, case.is_streamed, True, case.route.name)
+        if case.route.has_budget:
+            self._sent[key].append((f"control {case.number}", case, expected))
+        return not isinstance(reply, str) and reply.error is None
+
+    async def _check_key(self, place: tuple[int, int], case: Case) -> None:
+        """After a wrong reply the key must still be good; else another takes its place."""
+        if await self._send_control(*place, self._keys[place]):
+            return
+        self.outcome.differences.append(Difference(case, "the key is dead since then"))
+        if case.route.has_budget and self._spare_keys:
+            self._keys[place] = self._spare_keys.pop()
+
+    async def _read_tokens(self, slot: int) -> float:
+        """What a slot's own model has read and written."""
+        headers = {"x-api-key": make_metrics_key(slot)}
+        async with self._session.get(f"{self._url}/metrics", headers=headers) as response:
+            text = await response.text()
+        found = re.findall(rf'^llm_spec_tokens_total{{kind="(?:input|output)",model="vllm-{slot}"}} (\S+)$', text, re.M)
+        return sum(map(float, found))
+
+    async def check_metrics(self, slot: int) -> None:
+        """The charges of some whole answers together; if they are wrong, each of them once more."""
+        cases, self._since_metrics[slot] = self._since_metrics[slot], []
+        before = self._tokens[slot]
+        due = sum((expected.charge for _, expected in cases), Range(0, 0))
+        self._tokens[slot] = await self._read_tokens(slot)
+        self.outcome.num_charges += len(cases)
+        if self._tokens[slot] - before in due:
+            return
+        if len(cases) == 1:
+            what = f"{self._tokens[slot] - before:.0f} tokens are charged in place of {due.low} to {due.high}"
+            self.outcome.differences.append(Difference(cases[0][0], what))
+            return
+        for case, expected in cases:
+            key = self._keys[slot, ROUTES.index(case.route)]
+            await self._post(case, key, make_body(case, "case", self._name_model(slot, case)))
+            self._since_metrics[slot] = [(case, expected)]
+            await self.check_metrics(slot)
+
+    async def finish(self, num_slots: int, asked: dict[str, Sequence[Any]]) -> None:
+        """A last control for each key, and the charges of all; `asked` is filled with what the double was asked."""
+        for slot in range(num_slots):
+            await self.check_metrics(slot)
+        for (slot, route), key in self._keys.items():
+            if self._sent.get(key):
+                await self._send_control(slot, route, key)
+
+    def check_charges(self, asked: dict[str, Sequence[Any]]) -> None:
+        """What is left of a key's budget comes as `max_tokens` with the next request of the key."""
+        for sent in self._sent.values():
+            known = [(name, case, expected) for name, case, expected in sent if name in asked]
+            for (name, case, expected), (next_name, _, _) in zip(known, known[1:], strict=False):
+                before, after = asked[name][1], asked[next_name][1]
+                number = case.route.num_choices
+                if not isinstance(before, int) or not isinstance(after, int):
+                    self.outcome.differences.append(Difference(case, "the target is asked without max_tokens"))
+                    continue
+                self.outcome.num_charges += 1
+                charge = (before - after) * number
+                if not expected.charge.low - number < charge < expected.charge.high + number:
+                    due = f"{expected.charge.low} to {expected.charge.high}"
+                    what = f"{charge} tokens are charged in place of {due}"
+                    self.outcome.differences.append(Difference(case, what))
+
+
+def make_key_name(slot: int, route: int) -> str:
+    """A key that is used for one request at a time."""
+    return f"key-{slot:03}-{route:03}" if ROUTES[route].has_budget else make_metrics_key(slot)
+
+
+def make_metrics_key(slot: int) -> str:
+    """A key that sees the metrics of its own model alone."""
+    return f"key-of-slot-{slot:03}"
+
+
+# ------------------------------------------------------------------------------------------ the server
+
+
+def write_config(upstream: str, num_slots: int) -> str:
+    """Models without retries and circuit breakers, and keys."""
+    lines: list[str] = ["[server]", "max_requests = 100000"]
+
+    def add(section: str, fields: Json) -> None:
+        lines.append(f"[{section}]")
+        lines.extend(f"{name} = {json.dumps(value)}" for name, value in fields.items())
+
+    once = {"max_attempts": 1, "max_failures": 0}
+    for kind in ("generic", "vllm", *(f"vllm-{slot}" for slot in range(num_slots))):
+        add(f"models.{kind}", {"target": f"{kind.partition('-')[0]}:m@{upstream}/v1"} | once)
+    budgeted = [
+        make_key_name(slot, route)
+        for slot in range(num_slots)
+        for route in range(len(ROUTES))
+        if ROUTES[route].has_budget
+    ]
+    for key in (*budgeted, *(f"spare-key-{i:04}" for i in range(NUM_SPARE_KEYS))):
+        add(f"keys.{key}", {"key": key, "max_tokens": BUDGET})
+    for slot in range(num_slots):
+        add(f"keys.{make_metrics_key(slot)}", {"key": make_metrics_key(slot), "models": [f"vllm-{slot}"]})
+    return "\n".join(lines)
+
+
+def start_server(config: Path, log: Path, plugin: str | None) -> tuple[subprocess.Popen[bytes], str]:
+    """`llm-spec serve`, and its address; `plugin` is a Python file that is run in it first."""
+    run_plugin = "" if plugin is None else f"import runpy; runpy.run_path({plugin!r}); "
+    program = f"{run_plugin}import sys; from llm_spec.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--config", str(config)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: S603
+    until_s = time.monotonic() + HANGS_S
+    while time.monotonic() < until_s and process.poll() is None:
+        found = re.search(r"serves at (\S+)", log.read_text())
+        if found is not None:
+            return process, found[1]
+        time.sleep(0.1)
+    process.kill()
+    raise SystemExit(f"the server did not start: {log.read_text()}")
+
+
+async def fuzz(options: argparse.Namespace, url: str, upstream: str) -> FuzzOutcome:
+    """Send all requests, and read the charges."""
+    asked: dict[str, Sequence[Any]] = {}
+    timeout = aiohttp.ClientTimeout(total=HANGS_S)
+    numbers = iter(range(options.answers) if options.only is None else [options.only])
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        fuzzer = Fuzzer(session, url, options.slots)
+        await fuzzer.start(options.slots)
+        await asyncio.gather(*(fuzzer.run(slot, numbers, options.seed) for slot in range(options.slots)))
+        if options.only is not None:
+            show_case(options, fuzzer)
+        await fuzzer.finish(options.slots, asked)
+        async with session.get(f"{upstream}/asked") as response:
+            asked |= await response.json()
+    fuzzer.check_charges(asked)
+    check_forms(fuzzer.outcome, asked)
+    return fuzzer.outcome
+
+
+def show_case(options: argparse.Namespace, fuzzer: Fuzzer) -> None:
+    """All of one case."""
+    case = make_case(options.seed, options.only)
+    expected = expect_reply(case, make_body(case, "case", case.route.model))
+    print(case)
+    print(case.encode().decode())
+    print(f"due: {expected}")
+    print("\n".join(fuzzer.replies))
+
+
+def check_forms(outcome: FuzzOutcome, asked: dict[str, Sequence[Any]]) -> None:
+    """The target must be asked as the routes say, else other answers are tried than are meant."""
+    for name, (is_streamed, _) in asked.items():
+        if name.startswith("control"):
+            case = make_control(int(name.split()[1]))
+            if case.route.streams_upstream is not is_streamed:
+                outcome.differences.append(Difference(case, f"the target is asked with stream = {is_streamed}"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="the number of a single case")
+    parser.add_argument("--slots", type=int, default=12, help="how many requests are sent at a time")
+    parser.add_argument("--show", type=int, default=20, help="how many groups of wrong replies are printed")
+    parser.add_argument("--plugin", help="a Python file that the server runs first, to plant a fault")
+    options = parser.parse_args()
+    if options.only is not None:
+        options.slots = 1
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    double = context.Process(target=run_double, args=(theirs,), daemon=True)
+    double.start()
+    upstream = f"http://127.0.0.1:{ours.recv()}"
+    with tempfile.TemporaryDirectory() as folder:
+        config, log = Path(folder, "server.toml"), Path(folder, "log")
+        config.write_text(write_config(upstream, options.slots))
+        server, url = start_server(config, log, options.plugin)
+        began_s = time.monotonic()
+        try:
+            outcome = asyncio.run(fuzz(options, url, upstream))
+        finally:
+            server.terminate()
+            server.wait(HANGS_S)
+            double.terminate()
+        told = log.read_text(errors="replace")
+    is_right = outcome.print(time.monotonic() - began_s, options.show)
+    if "Traceback" in told:
+        print(f"WRONG: the server's log has {told.count('Traceback')} tracebacks, the first:")
+        print(told[told.index("Traceback") :][:3000])
+        is_right = False
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
