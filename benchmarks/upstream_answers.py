@@ -351,7 +351,13 @@ WORDS: Final[dict[str, Sequence[Any]]] = {
         *("stop", "length", "content_filter", "tool_calls", "function_call", "max_tokens", "model_length", "safety"),
         *("abort", "error", "insufficient_system_resource", "end_turn", "STOP"),
     ),
-    "content": (_PARTS, [{"type": "text"}], [{"type": "text", "text": 1}], ["It", " is"], {"type": "text", "text": "x"}),
+    "content": (
+        _PARTS,
+        [{"type": "text"}],
+        [{"type": "text", "text": 1}],
+        ["It", " is"],
+        {"type": "text", "text": "x"},
+    ),
     "role": ("user", "tool", "system"),
     "object": ("chat.completion", "chat.completion.chunk", "text_completion"),
     "type": ("function", "custom", "text"),
@@ -412,8 +418,19 @@ class Route:
         return self.streams_upstream
 
 
-_N: Final[Json] = {"n": 2}
-_LOGPROBS: Final[Json] = {"logprobs": True, "top_logprobs": 1}
+def _make_relay_route(name: str, bases: Sequence[Base], fields: Json, *, is_streamed: bool) -> Route:
+    """Requests whose answers are passed on."""
+    return Route(
+        name=f"{name}, {'streamed' if is_streamed else 'whole'}",
+        api="chat",
+        is_streamed=is_streamed,
+        model="generic",
+        bases=bases,
+        num_choices=fields.get("n", 1),
+        fields=fields,
+    )
+
+
 ROUTES: Final[Sequence[Route]] = (
     Route(name="chat, whole", api="chat", is_streamed=False, model="generic"),
     Route(name="chat, streamed", api="chat", is_streamed=True, model="generic"),
@@ -425,22 +442,10 @@ ROUTES: Final[Sequence[Route]] = (
     Route(name="chat of vLLM, whole", api="chat", is_streamed=False, model="vllm", streams_upstream=False),
     Route(name="responses of vLLM, whole", api="responses", is_streamed=False, model="vllm", streams_upstream=False),
     Route(name="messages of vLLM, whole", api="messages", is_streamed=False, model="vllm", streams_upstream=False),
-    Route(
-        **{"name": "two choices, whole", "api": "chat", "is_streamed": False, "model": "generic"},
-        **{"bases": TWO_CHOICES, "num_choices": 2, "fields": _N},
-    ),
-    Route(
-        **{"name": "two choices, streamed", "api": "chat", "is_streamed": True, "model": "generic"},
-        **{"bases": TWO_CHOICES, "num_choices": 2, "fields": _N},
-    ),
-    Route(
-        **{"name": "logprobs, whole", "api": "chat", "is_streamed": False, "model": "generic"},
-        **{"bases": LOGPROBS, "fields": _LOGPROBS},
-    ),
-    Route(
-        **{"name": "logprobs, streamed", "api": "chat", "is_streamed": True, "model": "generic"},
-        **{"bases": LOGPROBS, "fields": _LOGPROBS},
-    ),
+    _make_relay_route("two choices", TWO_CHOICES, {"n": 2}, is_streamed=False),
+    _make_relay_route("two choices", TWO_CHOICES, {"n": 2}, is_streamed=True),
+    _make_relay_route("logprobs", LOGPROBS, {"logprobs": True, "top_logprobs": 1}, is_streamed=False),
+    _make_relay_route("logprobs", LOGPROBS, {"logprobs": True, "top_logprobs": 1}, is_streamed=True),
 )
 
 # ------------------------------------------------------------------------------------------ the cases
@@ -459,10 +464,11 @@ class Case:
     route: Route
     base: Base
     is_streamed: bool  # as events; else as one JSON value, also where a stream was asked for
-    has_done: bool
-    path: Path  # for events, its first step is the number of the event
-    value: Any
+    has_done: bool = True
+    path: Path = ()  # for events, its first step is the number of the event
+    value: Any = None
     is_untouched: bool = False
+    is_control: bool = False
 
     @property
     def plain_answer(self) -> Any:
@@ -499,9 +505,13 @@ def make_case(seed: int, number: int) -> Case:
     base = r.choice(route.bases)
     is_streamed = route.streams_upstream and bool(base.events) and r.random() >= _WHOLE_SHARE
     case = Case(
-        **{"seed": seed, "number": number, "route": route, "base": base, "is_streamed": is_streamed},
-        **{"has_done": r.random() >= _NO_DONE_SHARE, "is_untouched": r.random() < _UNTOUCHED_SHARE},
-        **{"path": (), "value": None},
+        seed=seed,
+        number=number,
+        route=route,
+        base=base,
+        is_streamed=is_streamed,
+        has_done=r.random() >= _NO_DONE_SHARE,
+        is_untouched=r.random() < _UNTOUCHED_SHARE,
     )
     paths = [path for path in list_paths(case.plain_answer) if path or not is_streamed]
     path = r.choice(paths)
@@ -516,6 +526,11 @@ def make_control(number: int) -> Case:
     """A plain answer, always the same for a route."""
     route = ROUTES[number % len(ROUTES)]
     return Case(
-        **{"seed": 0, "number": number, "route": route, "base": route.bases[0], "is_streamed": route.streams_upstream},
-        **{"has_done": True, "path": (), "value": None, "is_untouched": True},
+        seed=0,
+        number=number,
+        route=route,
+        base=route.bases[0],
+        is_streamed=route.streams_upstream,
+        is_untouched=True,
+        is_control=True,
     )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 from upstream_answers import Case, make_case, make_control
 
-PROMPT: Final = re.compile(rb"seed (\d+) (case|control) (\d+)\.")
+PROMPT: Final = re.compile(rb"seed (\d+) (case|base) (\d+)\.")
 
 
 def find_case(body: bytes) -> Case:
@@ -24,7 +24,7 @@ def find_case(body: bytes) -> Case:
 
 
 def run_double(port: Connection) -> None:
-    """Serve until the process ends; `GET /asked` tells `[stream, max_tokens]` of each request since it was last asked."""
+    """Serve until the process ends; `GET /asked` tells `[stream, max_tokens]` of each request."""
     asked: dict[str, list[Any]] = {}
 
     async def answer(request: web.Request) -> web.Response:
@@ -37,10 +37,8 @@ def run_double(port: Connection) -> None:
         kind = "text/event-stream" if case.is_streamed else "application/json"
         return web.Response(body=case.encode(), status=case.base.status, content_type=kind)
 
-    async def tell_asked(request: web.Request) -> web.Response:
-        told = json.dumps(asked)
-        asked.clear()
-        return web.Response(text=told, content_type="application/json")
+    async def tell_asked(_: web.Request) -> web.Response:
+        return web.json_response(asked)
 
     async def main() -> None:
         app = web.Application()

@@ -4,10 +4,11 @@
     python benchmarks/upstream_fuzz.py --answers 500 --seed 3
     python benchmarks/upstream_fuzz.py --seed 3 --only 41       # one of them, with all that was sent and read
 
-A double of a server (a process of its own) sends whole answers and streams of chunks; `upstream_answers.py` has them,
-and what is exchanged in them: each field is left out, null, of another type, negative, huge or NaN. `upstream_oracle.py`
-says what must come of it: the answer, an error, and the tokens that the budget loses; it shares no code with the package.
-At least 30 % of the exchanges must be harmless, and answered in full. It ends with status 1 if any reply is wrong.
+A double of a server (a process of its own) sends whole answers and streams of chunks. `upstream_answers.py` has them,
+and what is exchanged in them: each field is left out, null, of another type, negative, huge or NaN.
+`upstream_oracle.py` says what must come of it: the answer, an error, and the tokens that the budget loses. It shares no
+code with the package. At least 30 % of the exchanges must be harmless, and answered in full. It ends with status 1 if
+any reply is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import collections
 import functools
+import itertools
 import json
 import multiprocessing
 import re
@@ -42,6 +44,9 @@ MIN_HARMLESS_SHARE: Final = 0.3
 MAX_OPEN_SHARE: Final = 0.05
 NUM_SPARE_KEYS: Final = 50
 NUM_BETWEEN_METRICS: Final = 10
+NUM_METRICS_TRIES: Final = 8
+METRICS_S: Final = 0.1
+MAX_CHARGE: Final = 10**6  # of an answer that is not as it is due
 PATHS: Final = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 # ------------------------------------------------------------------------------------------ requests
@@ -79,8 +84,13 @@ def expect_untouched(base: str, is_streamed: bool, has_done: bool, route: str) -
     of_route = next(each for each in ROUTES if each.name == route)
     of_base = next(each for each in of_route.bases if each.name == base)
     plain = Case(
-        **{"seed": 0, "number": 0, "route": of_route, "base": of_base, "is_streamed": is_streamed},
-        **{"has_done": has_done, "path": (), "value": None, "is_untouched": True},
+        seed=0,
+        number=0,
+        route=of_route,
+        base=of_base,
+        is_streamed=is_streamed,
+        has_done=has_done,
+        is_untouched=True,
     )
     return _expect(plain, plain.answer, 500)
 
@@ -92,19 +102,21 @@ def _expect(case: Case, answer: Any, num_bytes: int) -> Expectation:
         has_done=case.has_done,
         status=case.base.status,
         num_choices=case.route.num_choices,
-        size=RequestSize(text=30, request=2 * num_bytes),
+        size=RequestSize(text=len("seed 000000 case 000000000."), request=2 * num_bytes),
     )
 
 
 def is_harmless(case: Case, expected: Expectation) -> bool:
     """Whether the whole answer must still come."""
     plain = expect_untouched(case.base.name, case.is_streamed, case.has_done, case.route.name)
-    is_answered = expected.verdict == plain.verdict == "answer"
-    return is_answered and not case.is_untouched and [c.text for c in expected.choices] == [
-        c.text for c in plain.choices
-    ] and [[(call.name, call.arguments) for call in c.calls] for c in expected.choices] == [
-        [(call.name, call.arguments) for call in c.calls] for c in plain.choices
-    ]
+    if case.is_untouched or expected.verdict != "answer" or plain.verdict != "answer":
+        return False
+    return _list_said(expected) == _list_said(plain)
+
+
+def _list_said(expected: Expectation) -> list[tuple[str, list[tuple[str, tuple[str, ...]]]]]:
+    """The text and the calls of each choice."""
+    return [(choice.text, [(call.name, call.arguments) for call in choice.calls]) for choice in expected.choices]
 
 
 # ------------------------------------------------------------------------------------------ what became of them
@@ -121,8 +133,8 @@ class Difference:
     def group(self) -> str:
         """The same for those that have most likely one cause."""
         steps = [step for step in self.case.path if isinstance(step, str)]
-        what = re.sub(r"\d+", "0", re.sub(r"['\"{\[(].*", "", self.what))[:70]
-        return f"{'.'.join(steps) or 'the whole'}: {type(self.case.value).__name__}: {what}"
+        place = "nothing" if self.case.is_untouched else ".".join(steps) or "the whole"
+        return f"{re.sub(r'[0-9]+', '0', re.split('[:{(]', self.what)[0])[:60]}; {place}"
 
 
 @dataclass
@@ -180,17 +192,12 @@ class Fuzzer:
         self._keys = {
             (slot, route): make_key_name(slot, route) for slot in range(num_slots) for route in range(len(ROUTES))
         }
-        self._sent: dict[str, list[tuple[str, Case, Expectation]]] = collections.defaultdict(list)  # by key
-        self._since_metrics: dict[int, list[tuple[Case, Expectation]]] = collections.defaultdict(list)  # by slot
-        self._tokens: dict[int, float] = {}  # by slot
+        self._sent: dict[str, list[tuple[str, Case, Range]]] = collections.defaultdict(list)  # by key
+        self._since_metrics: dict[str, list[tuple[Case, Range]]] = collections.defaultdict(list)  # by model
+        self._tokens: dict[str, float] = {}  # by model
         self._num_controls = 0
         self.outcome = FuzzOutcome()
         self.replies: list[str] = []  # of the last request
-
-    async def start(self, num_slots: int) -> None:
-        """Models are loaded, and the charges of whole answers are read once."""
-        for slot in range(num_slots):
-            self._tokens[slot] = await self._read_tokens(slot)
 
     async def run(self, slot: int, numbers: Iterator[int], seed: int) -> None:
         """The requests of one slot."""
@@ -200,29 +207,35 @@ class Fuzzer:
     async def send(self, slot: int, case: Case) -> None:
         """One request, and the reply to it."""
         place = (slot, ROUTES.index(case.route))
-        body = make_body(case, "case", self._name_model(slot, case))
+        body = make_body(case, "case", case.route.model)
         expected = expect_reply(case, body)
+        model = self._name_model(slot, case, expected)
+        body = make_body(case, "case", model)
         key = self._keys[place]
         reply = await self._post(case, key, body)
         wrong = reply if isinstance(reply, str) else find_difference(case.route.api, reply, expected)
         got = "nothing readable" if isinstance(reply, str) else "an error" if reply.error else "an answer"
         self.outcome.add(case, expected, got)
-        answered = expected
-        if not isinstance(reply, str) and reply.error is None and expected.verdict == "error":
-            answered = Expectation(verdict="open", completion=Range(0, BUDGET))
+        is_as_due = wrong is None and (got == "an answer") is (expected.verdict == "answer")
+        is_told = expected.charge.low == expected.charge.high
+        charge = expected.charge if is_as_due else Range(0, MAX_CHARGE)
         if case.route.has_budget:
-            self._sent[key].append((f"case {case.number}", case, answered))
-        else:
-            self._since_metrics[slot].append((case, answered))
+            self._sent[key].append((f"case {case.number}", case, charge))
+        elif got == "an answer":
+            # metrics have what the target tells; a budget has an estimate of the rest
+            self._since_metrics[model].append((case, charge if is_told else Range(0, charge.high)))
         if wrong is not None:
             self.outcome.differences.append(Difference(case, wrong))
             await self._check_key(place, case)
-        if not case.route.has_budget and len(self._since_metrics[slot]) >= NUM_BETWEEN_METRICS:
-            await self.check_metrics(slot)
+        if len(self._since_metrics[model]) >= NUM_BETWEEN_METRICS:
+            await self.check_metrics(slot, model)
 
     @staticmethod
-    def _name_model(slot: int, case: Case) -> str:
-        return case.route.model if case.route.has_budget else f"{case.route.model}-{slot}"
+    def _name_model(slot: int, case: Case, expected: Expectation) -> str:
+        """Whole answers have models of their slot's own, those with one right charge apart from the others."""
+        if case.route.has_budget:
+            return case.route.model
+        return name_metrics_model(slot, expected.charge.low == expected.charge.high)
 
     async def _post(self, case: Case, key: str, body: bytes) -> Reply | str:
         url = self._url + PATHS[case.route.api]
@@ -242,10 +255,13 @@ class Fuzzer:
         """A plain request: what is left of the budget is told with it."""
         self._num_controls += 1
         case = make_control(self._num_controls * len(ROUTES) + route)
-        reply = await self._post(case, key, make_body(case, "control", self._name_model(slot, case)))
         expected = expect_untouched(case.base.name, case.is_streamed, True, case.route.name)
+        model = self._name_model(slot, case, expected)
+        reply = await self._post(case, key, make_body(case, "base", model))
         if case.route.has_budget:
-            self._sent[key].append((f"control {case.number}", case, expected))
+            self._sent[key].append((f"base {case.number}", case, expected.charge))
+        else:
+            self._since_metrics[model].append((case, expected.charge))
         return not isinstance(reply, str) and reply.error is None
 
     async def _check_key(self, place: tuple[int, int], case: Case) -> None:
@@ -256,37 +272,40 @@ class Fuzzer:
         if case.route.has_budget and self._spare_keys:
             self._keys[place] = self._spare_keys.pop()
 
-    async def _read_tokens(self, slot: int) -> float:
+    async def _read_tokens(self, slot: int, model: str) -> float:
         """What a slot's own model has read and written."""
         headers = {"x-api-key": make_metrics_key(slot)}
         async with self._session.get(f"{self._url}/metrics", headers=headers) as response:
             text = await response.text()
-        found = re.findall(rf'^llm_spec_tokens_total{{kind="(?:input|output)",model="vllm-{slot}"}} (\S+)$', text, re.M)
+        found = re.findall(rf'^llm_spec_tokens_total{{kind="(?:input|output)",model="{model}"}} (\S+)$', text, re.M)
         return sum(map(float, found))
 
-    async def check_metrics(self, slot: int) -> None:
+    async def check_metrics(self, slot: int, model: str) -> None:
         """The charges of some whole answers together; if they are wrong, each of them once more."""
-        cases, self._since_metrics[slot] = self._since_metrics[slot], []
-        before = self._tokens[slot]
-        due = sum((expected.charge for _, expected in cases), Range(0, 0))
-        self._tokens[slot] = await self._read_tokens(slot)
+        cases, self._since_metrics[model] = self._since_metrics[model], []
+        before = self._tokens.get(model, 0.0)
+        due = sum((charge for _, charge in cases), Range(0, 0))
         self.outcome.num_charges += len(cases)
-        if self._tokens[slot] - before in due:
-            return
+        for _ in range(NUM_METRICS_TRIES):
+            self._tokens[model] = await self._read_tokens(slot, model)
+            if self._tokens[model] - before in due:
+                return
+            await asyncio.sleep(METRICS_S)
         if len(cases) == 1:
-            what = f"{self._tokens[slot] - before:.0f} tokens are charged in place of {due.low} to {due.high}"
+            what = f"{self._tokens[model] - before:.0f} tokens are charged in place of {due.low} to {due.high}"
             self.outcome.differences.append(Difference(cases[0][0], what))
             return
-        for case, expected in cases:
+        for case, charge in cases:
             key = self._keys[slot, ROUTES.index(case.route)]
-            await self._post(case, key, make_body(case, "case", self._name_model(slot, case)))
-            self._since_metrics[slot] = [(case, expected)]
-            await self.check_metrics(slot)
+            await self._post(case, key, make_body(case, "base" if case.is_control else "case", model))
+            self._since_metrics[model] = [(case, charge)]
+            await self.check_metrics(slot, model)
 
-    async def finish(self, num_slots: int, asked: dict[str, Sequence[Any]]) -> None:
-        """A last control for each key, and the charges of all; `asked` is filled with what the double was asked."""
+    async def finish(self, num_slots: int) -> None:
+        """A last control for each key, and the charges of whole answers that are not read yet."""
         for slot in range(num_slots):
-            await self.check_metrics(slot)
+            for is_exact in (True, False):
+                await self.check_metrics(slot, name_metrics_model(slot, is_exact))
         for (slot, route), key in self._keys.items():
             if self._sent.get(key):
                 await self._send_control(slot, route, key)
@@ -294,8 +313,8 @@ class Fuzzer:
     def check_charges(self, asked: dict[str, Sequence[Any]]) -> None:
         """What is left of a key's budget comes as `max_tokens` with the next request of the key."""
         for sent in self._sent.values():
-            known = [(name, case, expected) for name, case, expected in sent if name in asked]
-            for (name, case, expected), (next_name, _, _) in zip(known, known[1:], strict=False):
+            known = [each for each in sent if each[0] in asked]
+            for (name, case, due), (next_name, _, _) in itertools.pairwise(known):
                 before, after = asked[name][1], asked[next_name][1]
                 number = case.route.num_choices
                 if not isinstance(before, int) or not isinstance(after, int):
@@ -303,9 +322,8 @@ class Fuzzer:
                     continue
                 self.outcome.num_charges += 1
                 charge = (before - after) * number
-                if not expected.charge.low - number < charge < expected.charge.high + number:
-                    due = f"{expected.charge.low} to {expected.charge.high}"
-                    what = f"{charge} tokens are charged in place of {due}"
+                if not due.low - number < charge < due.high + number:
+                    what = f"{charge} tokens are charged in place of {due.low} to {due.high}"
                     self.outcome.differences.append(Difference(case, what))
 
 
@@ -319,6 +337,11 @@ def make_metrics_key(slot: int) -> str:
     return f"key-of-slot-{slot:03}"
 
 
+def name_metrics_model(slot: int, is_exact: bool) -> str:
+    """A model whose metrics are those of one slot; `is_exact`: there is one right charge for each of its answers."""
+    return f"vllm-{slot}-{'exact' if is_exact else 'estimated'}"
+
+
 # ------------------------------------------------------------------------------------------ the server
 
 
@@ -330,8 +353,9 @@ def write_config(upstream: str, num_slots: int) -> str:
         lines.append(f"[{section}]")
         lines.extend(f"{name} = {json.dumps(value)}" for name, value in fields.items())
 
+    of_slots = [name_metrics_model(slot, exact) for slot in range(num_slots) for exact in (True, False)]
     once = {"max_attempts": 1, "max_failures": 0}
-    for kind in ("generic", "vllm", *(f"vllm-{slot}" for slot in range(num_slots))):
+    for kind in ("generic", "vllm", *of_slots):
         add(f"models.{kind}", {"target": f"{kind.partition('-')[0]}:m@{upstream}/v1"} | once)
     budgeted = [
         make_key_name(slot, route)
@@ -342,7 +366,10 @@ def write_config(upstream: str, num_slots: int) -> str:
     for key in (*budgeted, *(f"spare-key-{i:04}" for i in range(NUM_SPARE_KEYS))):
         add(f"keys.{key}", {"key": key, "max_tokens": BUDGET})
     for slot in range(num_slots):
-        add(f"keys.{make_metrics_key(slot)}", {"key": make_metrics_key(slot), "models": [f"vllm-{slot}"]})
+        add(
+            f"keys.{make_metrics_key(slot)}",
+            {"key": make_metrics_key(slot), "models": [name for name in of_slots if name.startswith(f"vllm-{slot}-")]},
+        )
     return "\n".join(lines)
 
 
@@ -370,11 +397,10 @@ async def fuzz(options: argparse.Namespace, url: str, upstream: str) -> FuzzOutc
     numbers = iter(range(options.answers) if options.only is None else [options.only])
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         fuzzer = Fuzzer(session, url, options.slots)
-        await fuzzer.start(options.slots)
         await asyncio.gather(*(fuzzer.run(slot, numbers, options.seed) for slot in range(options.slots)))
         if options.only is not None:
             show_case(options, fuzzer)
-        await fuzzer.finish(options.slots, asked)
+        await fuzzer.finish(options.slots)
         async with session.get(f"{upstream}/asked") as response:
             asked |= await response.json()
     fuzzer.check_charges(asked)
@@ -395,7 +421,7 @@ def show_case(options: argparse.Namespace, fuzzer: Fuzzer) -> None:
 def check_forms(outcome: FuzzOutcome, asked: dict[str, Sequence[Any]]) -> None:
     """The target must be asked as the routes say, else other answers are tried than are meant."""
     for name, (is_streamed, _) in asked.items():
-        if name.startswith("control"):
+        if name.startswith("base"):
             case = make_control(int(name.split()[1]))
             if case.route.streams_upstream is not is_streamed:
                 outcome.differences.append(Difference(case, f"the target is asked with stream = {is_streamed}"))
@@ -424,12 +450,13 @@ def main() -> int:
         began_s = time.monotonic()
         try:
             outcome = asyncio.run(fuzz(options, url, upstream))
+            took_s = time.monotonic() - began_s
         finally:
             server.terminate()
             server.wait(HANGS_S)
             double.terminate()
         told = log.read_text(errors="replace")
-    is_right = outcome.print(time.monotonic() - began_s, options.show)
+    is_right = outcome.print(took_s, options.show)
     if "Traceback" in told:
         print(f"WRONG: the server's log has {told.count('Traceback')} tracebacks, the first:")
         print(told[told.index("Traceback") :][:3000])

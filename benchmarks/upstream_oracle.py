@@ -5,8 +5,8 @@ It shares nothing with the package that is measured against it. The rules:
 - What no client needs (`id`, `object`, `created`, `model`, `role`, unknown fields) never matters.
 - A text, a name or arguments that cannot be read are an error: a shortened answer is never told as a complete one.
 - So is a finish reason that is unknown, and an answer that ends without one. `[DONE]` alone ends a stream.
-- What is told of an answer (`usage`, details, log-probabilities) is used where it can be read, and never costs the answer.
-  A count is an integer from 0 to 2^53; others are as if they had not been told, and are estimated.
+- What is told of an answer (`usage`, details, log-probabilities) is used where it can be read, and never costs the
+  answer. A count is an integer from 0 to 2^53; others are as if they had not been told, and are estimated.
 - Half a character is U+FFFD.
 """
 
@@ -22,8 +22,14 @@ Verdict: TypeAlias = Literal["answer", "error", "either", "open"]
 
 MAX_COUNT: Final = 2**53
 FINISHES: Final = {
-    **{"stop": "stop", "length": "length", "max_tokens": "length", "model_length": "length"},
-    **{"tool_calls": "calls", "function_call": "calls", "content_filter": "filter", "safety": "filter"},
+    "stop": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "tool_calls": "calls",
+    "function_call": "calls",
+    "content_filter": "filter",
+    "safety": "filter",
 }
 SYNONYMS: Final = {"end_turn": "stop", "STOP": "stop"}  # some vendors' words; known ones are read, others are errors
 
@@ -150,6 +156,7 @@ class _Choice:
     refusal: list[str] = field(default_factory=list[str])
     calls: list[_Call] = field(default_factory=list[_Call])
     finishes: list[str] = field(default_factory=list[str])
+    unknown_finish: str | None = None
     has_odd_reasoning: bool = False
     doubts: list[str] = field(default_factory=list[str])  # an error would be right, too
     unclear: list[str] = field(default_factory=list[str])  # several answers would be right
@@ -206,28 +213,20 @@ class _Choice:
 
     def _find_call(self, call_id: str, index: Any, name: Any) -> _Call | None:
         """The call that a piece goes on with, or None for a new one."""
-        if not self.calls:
-            return None
-        if call_id:
-            for call in self.calls:
-                if call.id == call_id:
-                    return call
+        by_id = [call for call in self.calls if call_id and call.id == call_id]
+        if by_id or not self.calls:
+            return by_id[0] if by_id else None
         last = self.calls[-1]
-        if name:
-            if is_count(index) and last.index == index and not call_id and name == last.name:
-                return last
-            if not last.name and not any(last.pieces):
-                return last
-            if not isinstance(name, str):
-                return last
-            return None
-        if is_count(index):
-            same = [call for call in self.calls if is_count(call.index) and call.index == index]
-            if same:
-                return same[-1]
-        elif len(self.calls) > 1 and not call_id:
+        by_index = [call for call in self.calls if is_count(index) and call.index == index]
+        if isinstance(name, str) and name:
+            is_repeated = not call_id and name == last.name and last in by_index
+            is_late = not last.name and not any(last.pieces) and not (call_id and last.id)
+            return last if is_repeated or is_late else None
+        if call_id and (name or (is_count(index) and not by_index)):
+            return None  # it has no name that can be read
+        if not is_count(index) and len(self.calls) > 1:
             self.doubts.append("whose arguments these are is not told")
-        return last
+        return by_index[-1] if by_index else last
 
     def _add_arguments(self, call: _Call, arguments: Any) -> None:
         if arguments is None:
@@ -244,17 +243,21 @@ class _Choice:
         """A finish reason, if it is one."""
         if value is None or value == "":
             return
-        if not isinstance(value, str):
-            raise UnreadableError("a finish reason is not a word")
-        if value in SYNONYMS:
+        if isinstance(value, str) and value in SYNONYMS:
             self.doubts.append(f"the finish reason {value} is another vendor's word")
             value = SYNONYMS[value]
-        elif value not in FINISHES:
-            raise UnreadableError(f"the finish reason {value[:20]!r} is unknown")
-        self.finishes.append(FINISHES[value])
+        if isinstance(value, str) and value in FINISHES:
+            self.finishes.append(FINISHES[value])
+            if self.unknown_finish is not None:
+                self.doubts.append("a finish reason that cannot be read is followed by one that can")
+                self.unknown_finish = None
+        else:
+            self.unknown_finish = repr(value)[:20]
 
     def finish(self, *, has_done: bool) -> ExpectedChoice:
         """The whole choice."""
+        if self.unknown_finish is not None:
+            raise UnreadableError(f"the finish reason {self.unknown_finish} is unknown")
         if not self.finishes and not has_done:
             raise UnreadableError("the answer has no finish reason")
         calls = tuple(call.finish() for call in self.calls)
@@ -387,8 +390,8 @@ class RequestSize:
 
     @property
     def prompt(self) -> Range:
-        """One token for each 8 bytes of text at least, one for each byte of the request at most."""
-        return Range(self.text // 8, self.request + 64)
+        """One token for each 4 bytes of text at least, one for each byte of the request at most."""
+        return Range(self.text // 4, self.request + 64)
 
 
 def expect(
@@ -442,7 +445,7 @@ def expect(
 def _expect_count(usages: Sequence[Json], name: str, estimate: Range) -> Range:
     """The last usage that is told counts, if it can be read."""
     told = [usage.get(name) for usage in usages]
-    counts: list[int] = [value for value in told if is_count(value)]
+    counts: list[int] = [value for value in told if is_count(value) and value is not None]
     if told and is_count(told[-1]):
         return Range(counts[-1], counts[-1])
     return Range(min([estimate.low, *counts]), max([estimate.high, *counts]))

@@ -7,11 +7,12 @@ halves of characters, and have the fields of their API.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
-from upstream_oracle import ExpectedCall, ExpectedChoice, Expectation, is_count
+from upstream_oracle import Expectation, ExpectedCall, ExpectedChoice, is_count
 
 Json: TypeAlias = dict[str, Any]
 
@@ -50,8 +51,14 @@ class Reply:
 
 
 _FINISHES: Final = {
-    **{"stop": "stop", "length": "length", "tool_calls": "calls", "content_filter": "filter"},
-    **{"end_turn": "stop", "max_tokens": "length", "tool_use": "calls", "refusal": "filter"},
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "calls",
+    "content_filter": "filter",
+    "end_turn": "stop",
+    "max_tokens": "length",
+    "tool_use": "calls",
+    "refusal": "filter",
 }
 
 
@@ -94,6 +101,13 @@ def _get_list(value: Any, *path: str | int) -> list[Any]:
     if not isinstance(found, list):
         raise MalformedReplyError(f"{'.'.join(map(str, path))} is not a list")
     return cast("list[Any]", found)
+
+
+def _get_index(value: Any, highest: int) -> int:
+    index = _get(value, "index")
+    if not is_count(index) or index > highest:
+        raise MalformedReplyError(f"an index is {index!r}")
+    return index
 
 
 def _get_finish(word: Any) -> str:
@@ -221,8 +235,15 @@ def _read_messages(status: int, value: Json) -> Reply:
                 raise MalformedReplyError(f"a block of type {kind!r}")
     read.finish = _get_finish(_get(value, "stop_reason"))
     reply.choices.append(read)
-    reply.usage = _get_usage(_get(value, "usage"), ("input_tokens", "output_tokens"))
+    reply.usage = _get_messages_usage(_get(value, "usage"))
     return reply
+
+
+def _get_messages_usage(usage: Any) -> tuple[int, int]:
+    """Tokens that were read from a cache or written to it are not among the input's."""
+    inputs, outputs = _get_usage(usage, ("input_tokens", "output_tokens"))
+    cached = [usage.get(name) or 0 for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+    return inputs + sum(cached), outputs
 
 
 # ------------------------------------------------------------------------------------------ streamed replies
@@ -250,9 +271,7 @@ def _read_chat_events(status: int, events: Sequence[Json]) -> Reply:
             return reply
         _check_head(event, "chat.completion.chunk")
         for choice in _get_list(event, "choices"):
-            index = _get(choice, "index")
-            if not is_count(index) or index > 7:
-                raise MalformedReplyError(f"the index of a choice is {index!r}")
+            index = _get_index(choice, 7)
             while len(reply.choices) <= index:
                 reply.choices.append(ReadChoice())
             _add_delta(reply.choices[index], choice)
@@ -264,16 +283,15 @@ def _read_chat_events(status: int, events: Sequence[Json]) -> Reply:
 
 
 def _add_delta(read: ReadChoice, choice: Json) -> None:
-    delta = _get(choice, "delta")
+    delta: Json = _get(choice, "delta")
     read.text += _read_optional(delta, "content") + _read_optional(delta, "refusal")
     read.reasoning += _read_optional(delta, "reasoning_content") or _read_optional(delta, "reasoning")
-    for call in delta.get("tool_calls") or ():
-        index = _get(call, "index")
-        if not is_count(index) or index > len(read.calls):
-            raise MalformedReplyError(f"the index of a call is {index!r}")
+    for call in cast("list[Json]", delta.get("tool_calls") or []):
+        index = _get_index(call, len(read.calls))
         if index == len(read.calls):
             read.calls.append(ReadCall())
-        known, function = read.calls[index], call.get("function") or {}
+        known: ReadCall = read.calls[index]
+        function: Json = call.get("function") or {}
         known.id = known.id or _read_optional(call, "id")
         known.name = known.name or _read_optional(function, "name")
         known.arguments += _read_optional(function, "arguments")
@@ -308,37 +326,39 @@ def _read_responses_events(status: int, events: Sequence[Json]) -> Reply:
 def _read_messages_events(status: int, events: Sequence[Json]) -> Reply:
     reply, read = Reply(status), ReadChoice()
     reply.choices.append(read)
-    kinds: dict[int, str] = {}
-    inputs = 0
+    num_blocks = 0
+    started: Json = {}
     for event in events:
         match _get_text(event, "type"):
+            case "message_start":
+                started = _get(event, "message", "usage")
+                _get_messages_usage(started)
             case "content_block_start":
-                index, block = _get(event, "index"), _get(event, "content_block")
-                if index != len(kinds):
-                    raise MalformedReplyError(f"block {len(kinds)} has the index {index!r}")
-                kinds[index] = _get_text(block, "type")
-                if kinds[index] == "tool_use":
-                    read.calls.append(ReadCall(_get_text(block, "id"), _get_text(block, "name")))
+                _start_block(read, event, num_blocks)
+                num_blocks += 1
             case "content_block_delta":
-                if _get(event, "index") != len(kinds) - 1:
+                if _get(event, "index") != num_blocks - 1:
                     raise MalformedReplyError("a piece of a block that is not open")
                 _add_block_delta(read, _get(event, "delta"))
-            case "message_start":
-                inputs = _get_usage(_get(event, "message", "usage"), ("input_tokens", "output_tokens"))[0]
             case "message_delta":
                 read.finish = _get_finish(_get(event, "delta", "stop_reason"))
-                usage = _get(event, "usage")
-                reply.usage = _get_usage({"input_tokens": inputs, **usage}, ("input_tokens", "output_tokens"))
+                reply.usage = _get_messages_usage(started | _get(event, "usage"))
             case "error":
                 reply.error = _get(event, "error")
                 return reply
-            case "message_stop":
-                if read.finish is None:
-                    raise MalformedReplyError("the stream ends without a stop reason")
+            case "message_stop" if read.finish is not None:
                 return reply
             case _:
                 pass
-    raise MalformedReplyError("the stream ends without message_stop")
+    raise MalformedReplyError("the stream ends without a stop reason and message_stop")
+
+
+def _start_block(read: ReadChoice, event: Json, num_blocks: int) -> None:
+    index, block = _get(event, "index"), _get(event, "content_block")
+    if index != num_blocks:
+        raise MalformedReplyError(f"block {num_blocks} has the index {index!r}")
+    if _get_text(block, "type") == "tool_use":
+        read.calls.append(ReadCall(_get_text(block, "id"), _get_text(block, "name")))
 
 
 def _add_block_delta(read: ReadChoice, delta: Json) -> None:
@@ -380,9 +400,14 @@ def find_difference(api: str, reply: Reply, expected: Expectation) -> str | None
     return _find_answer_difference(api, reply, expected)
 
 
+_PYTHON_ERROR: Final = re.compile(r"failed: \w+(Error|Exception)$")  # what was caught is no reason
+
+
 def is_own_failure(reply: Reply) -> bool:
     """Whether the server says that the fault is its own."""
     error: Mapping[str, Any] = reply.error or {}
+    if _PYTHON_ERROR.search(str(error.get("message"))):
+        return True
     return reply.status == 500 or error.get("code") == "internal" or error.get("message") == "the server failed"
 
 
@@ -404,8 +429,11 @@ def _find_answer_difference(api: str, reply: Reply, expected: Expectation) -> st
         if found is not None:
             return found
     if reply.usage is not None:
-        for name, got, owed_range in zip(("input", "output"), reply.usage, (expected.prompt, expected.completion)):
-            if got not in owed_range:
+        owed_counts = (("input", expected.prompt), ("output", expected.completion))
+        for (name, owed_range), got in zip(owed_counts, reply.usage, strict=True):
+            is_told = owed_range.low == owed_range.high
+            if got > owed_range.high or (is_told and got < owed_range.low):
+                # what the target does not tell may be 0 here; the budget has an estimate in any case
                 return f"usage tells {got} tokens of {name} in place of {owed_range.low} to {owed_range.high}"
     return None
 
@@ -419,13 +447,17 @@ def _find_choice_difference(api: str, read: ReadChoice, owed: ExpectedChoice) ->
         return f"the finish reason {read.finish!r} in place of {sorted(owed.finishes)}"
     if len(read.calls) != len(owed.calls):
         return f"{len(read.calls)} calls in place of {len(owed.calls)}: {read.calls}"
-    if any(not call.id for call in read.calls):
-        return f"a call without an id: {read.calls}"
-    for call, expected in zip(read.calls, owed.calls, strict=True):
-        if call.name != expected.name or (expected.id is not None and call.id != expected.id):
-            return f"the call {call} in place of {expected}"
-        if not has_right_arguments(api, call, expected):
-            return f"the arguments {call.arguments[:200]!r} in place of {expected.arguments[0][:200]!r}"
+    found = (_find_call_difference(api, *calls) for calls in zip(read.calls, owed.calls, strict=True))
+    return next(filter(None, found), None)
+
+
+def _find_call_difference(api: str, call: ReadCall, owed: ExpectedCall) -> str | None:
+    if not call.id:
+        return f"a call without an id: {call}"
+    if call.name != owed.name or (owed.id is not None and call.id != owed.id):
+        return f"the call {call} in place of {owed}"
+    if not has_right_arguments(api, call, owed):
+        return f"the arguments {call.arguments[:200]!r} in place of {owed.arguments[0][:200]!r}"
     return None
 
 
