@@ -33,6 +33,7 @@ from typing import Any, Final, TypeAlias
 import aiohttp
 from upstream_answers import ROUTES, Case, make_case, make_control
 from upstream_double import run_double
+from upstream_messages_oracle import expect_messages
 from upstream_oracle import Expectation, Range, RequestSize, expect
 from upstream_replies import MalformedReplyError, Reply, find_difference, read_reply
 
@@ -96,13 +97,18 @@ def expect_untouched(base: str, is_streamed: bool, has_done: bool, route: str) -
 
 
 def _expect(case: Case, answer: Any, num_bytes: int) -> Expectation:
+    size = RequestSize(text=len("seed 000000 case 000000000."), request=2 * num_bytes)
+    if case.base.dialect == "messages":
+        return expect_messages(
+            answer, names=case.event_names, is_streamed=case.is_streamed, status=case.base.status, size=size
+        )
     return expect(
         answer,
         is_streamed=case.is_streamed,
         has_done=case.has_done,
         status=case.base.status,
         num_choices=case.route.num_choices,
-        size=RequestSize(text=len("seed 000000 case 000000000."), request=2 * num_bytes),
+        size=size,
     )
 
 
@@ -355,8 +361,10 @@ def write_config(upstream: str, num_slots: int) -> str:
 
     of_slots = [name_metrics_model(slot, exact) for slot in range(num_slots) for exact in (True, False)]
     once = {"max_attempts": 1, "max_failures": 0}
-    for kind in ("generic", "vllm", *of_slots):
-        add(f"models.{kind}", {"target": f"{kind.partition('-')[0]}:m@{upstream}/v1"} | once)
+    for kind in ("generic", "vllm", "openai", "anthropic"):
+        add(f"providers.p-{kind}", {"type": kind, "base_url": f"{upstream}/v1", "api_key": "none-is-needed"})
+    for kind in ("generic", "vllm", "openai", "anthropic", *of_slots):
+        add(f"models.{kind}", {"target": f"p-{kind.partition('-')[0]}:m"} | once)
     budgeted = [
         make_key_name(slot, route)
         for slot in range(num_slots)

@@ -405,7 +405,7 @@ def expect(
 ) -> Expectation:
     """What must come of an answer: a list of events, or one value."""
     if status >= 400:
-        return _expect_status(answer, status, size)
+        return expect_status(answer, status, size)
     read = _Answer(num_choices)
     events: Iterable[Any] = cast("list[Any]", answer) if is_streamed else [answer]
     verdict: Verdict = "answer"
@@ -451,7 +451,7 @@ def _expect_count(usages: Sequence[Json], name: str, estimate: Range) -> Range:
     return Range(min([estimate.low, *counts]), max([estimate.high, *counts]))
 
 
-def _expect_status(answer: Any, status: int, size: RequestSize) -> Expectation:
+def expect_status(answer: Any, status: int, size: RequestSize) -> Expectation:
     """A refusal; what its body says is of use only where it can be read."""
     said: Mapping[str, Any] = cast("Json", answer) if isinstance(answer, dict) else {}
     error: Any = said.get("error")
@@ -467,4 +467,10 @@ def _expect_status(answer: Any, status: int, size: RequestSize) -> Expectation:
     )
 
 
-_STATUSES: Final = {400: frozenset({400}), 429: frozenset({429}), 503: frozenset({503}), 500: frozenset({502, 503})}
+_STATUSES: Final = {
+    400: frozenset({400}),
+    429: frozenset({429}),
+    500: frozenset({502, 503}),
+    503: frozenset({503, 529}),
+    529: frozenset({503, 529}),
+}

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from support.serving import HANGS_S
 from upstream_answers import LONG, MISSING, ROUTES, Base, Case, make_case
+from upstream_messages_oracle import expect_messages
 from upstream_oracle import Expectation, RequestSize, expect
 
 FUZZ: Final = Path(__file__).parents[2] / "benchmarks" / "upstream_fuzz.py"
@@ -64,6 +65,14 @@ def test_a_broad_except_is_found(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ the oracle itself
 
 
+def read_base(base: Base, *, is_streamed: bool) -> Expectation:
+    answer: Any = list(base.events) if is_streamed else base.whole
+    if base.dialect == "messages":
+        names = [event["type"] for event in base.events]
+        return expect_messages(answer, names=names, is_streamed=is_streamed, status=200, size=SIZE)
+    return ask_oracle(answer, is_streamed=is_streamed, num_choices=len(base.whole["choices"]))
+
+
 def ask_oracle(answer: Any, *, is_streamed: bool = False, has_done: bool = True, num_choices: int = 1) -> Expectation:
     return expect(answer, is_streamed=is_streamed, has_done=has_done, status=200, num_choices=num_choices, size=SIZE)
 
@@ -72,9 +81,7 @@ def ask_oracle(answer: Any, *, is_streamed: bool = False, has_done: bool = True,
 @pytest.mark.parametrize("name", [name for name, base in BASES.items() if base.finish != "error"])
 def test_the_oracle_reads_what_is_not_exchanged(name: str, is_streamed: bool) -> None:
     base: Base = BASES[name]
-    num_choices = len(base.whole["choices"])
-    answer = list(base.events) if is_streamed else base.whole
-    expected = ask_oracle(answer, is_streamed=is_streamed, num_choices=num_choices)
+    expected = read_base(base, is_streamed=is_streamed)
     assert expected.verdict == "answer", expected.why
     choice = expected.choices[0]
     assert (choice.text, choice.reasoning) == (base.text, base.reasoning)
