@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, cast
 
-from upstream_chat_bases import LOGPROBS, ONE_CHOICE, TWO_CHOICES, Base
+from upstream_chat_bases import COMPLETIONS, LOGPROBS, ONE_CHOICE, TWO_CHOICES, Base
 from upstream_messages_bases import MESSAGES
 
 Json: TypeAlias = dict[str, Any]
@@ -137,7 +137,7 @@ class Route:
     """How the answer is asked for; `streams_upstream` is how the server asks its target then."""
 
     name: str
-    api: str  # "chat", "responses" or "messages"
+    api: str  # "chat", "completions", "responses" or "messages"
     is_streamed: bool
     model: str
     bases: Sequence[Base] = ONE_CHOICE
@@ -190,6 +190,8 @@ ROUTES: Final[Sequence[Route]] = (
     Route(name="messages of vLLM, whole", api="messages", is_streamed=False, model="vllm", streams_upstream=False),
     Route(name="chat of openai, whole", api="chat", is_streamed=False, model="openai", has_wholes=False),
     Route(name="chat of openai, streamed", api="chat", is_streamed=True, model="openai", has_wholes=False),
+    Route(name="completions, whole", api="completions", is_streamed=False, model="generic", bases=COMPLETIONS),
+    Route(name="completions, streamed", api="completions", is_streamed=True, model="generic", bases=COMPLETIONS),
     _make_messages_route("chat", is_streamed=False),
     _make_messages_route("responses", is_streamed=True),
     _make_messages_route("messages", is_streamed=False),

@@ -281,3 +281,25 @@ ONE_CHOICE: Final[Sequence[Base]] = (
 )
 TWO_CHOICES: Final[Sequence[Base]] = (_write_choices("two choices", False), _write_choices("two with a call", True))
 LOGPROBS: Final[Sequence[Base]] = (_write_logprobs(),)
+
+
+def _write_completion(name: str, writer: _Writer, pieces: Sequence[str], finish: str = "stop") -> Base:
+    """The same by `/v1/completions`."""
+    said: Json = {"index": 0, "text": "".join(pieces), **writer.choice, "finish_reason": finish}
+    head: Json = {"id": "cmpl-1", "object": "text_completion", "created": 1790000000, "model": "m", **writer.top}
+    events = [head | {"choices": [said | {"text": piece, "finish_reason": None}]} for piece in pieces]
+    events.append(head | {"choices": [said | {"text": ""}], "usage": writer.usage})
+    return Base(
+        name=f"completion: {name}",
+        whole=head | {"choices": [said], "usage": writer.usage},
+        events=events,
+        text="".join(pieces),
+        finish=finish,
+    )
+
+
+COMPLETIONS: Final[Sequence[Base]] = (
+    _write_completion("text", _OPENAI, ["It is ", "4", "2."]),
+    _write_completion("text of vLLM", _VLLM, ["It is ", "42."]),
+    _write_completion("cut text", _BARE, ["It is ", "42 and"], "length"),
+)

@@ -43,8 +43,8 @@ def run_double(port: Connection) -> None:
     async def main() -> None:
         app = web.Application()
         app.router.add_get("/asked", tell_asked)
-        app.router.add_post("/v1/chat/completions", answer)
-        app.router.add_post("/v1/messages", answer)
+        for path in ("chat/completions", "completions", "messages"):
+            app.router.add_post(f"/v1/{path}", answer)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -48,7 +48,12 @@ NUM_BETWEEN_METRICS: Final = 10
 NUM_METRICS_TRIES: Final = 8
 METRICS_S: Final = 0.1
 MAX_CHARGE: Final = 10**6  # of an answer that is not as it is due
-PATHS: Final = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+PATHS: Final = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
 
 # ------------------------------------------------------------------------------------------ requests
 
@@ -62,15 +67,19 @@ def make_body(case: Case, word: str, model: str) -> bytes:
     body: Json = {"model": model, "stream": route.is_streamed, **route.fields}
     if route.api == "responses":
         body |= {"input": prompt, "tools": [{"type": "function", **_FUNCTION}]}
+    elif route.api == "completions":
+        body["prompt"] = prompt
     else:
         body["messages"] = [{"role": "user", "content": prompt}]
     if route.api == "chat":
         body["tools"] = [{"type": "function", "function": _FUNCTION}]
-        if route.is_streamed:
-            body["stream_options"] = {"include_usage": True}
     elif route.api == "messages":
         tool = {"name": "get_weather", "description": "The weather.", "input_schema": _SCHEMA}
         body |= {"max_tokens": 2 * BUDGET, "tools": [tool]}
+    elif route.api == "completions":
+        body["max_tokens"] = 2 * BUDGET
+    if route.is_streamed and route.api in ("chat", "completions"):
+        body["stream_options"] = {"include_usage": True}
     return json.dumps(body).encode()
 
 

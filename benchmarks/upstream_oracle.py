@@ -327,6 +327,8 @@ class _Answer:
         said = cast("Json", value)
         choice = self._find_choice(said.get("index"), position, in_pieces=in_pieces)
         message = said.get("delta") if said.get("delta") is not None else said.get("message")
+        if message is None and "text" in said:
+            message = {"content": read_text(said["text"], "text")}
         if message is None and not in_pieces:
             raise UnreadableError("a choice has no message")
         choice.add_finish(said.get("finish_reason"))

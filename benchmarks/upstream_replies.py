@@ -175,6 +175,15 @@ def _read_chat(status: int, value: Json) -> Reply:
     return reply
 
 
+def _read_completions(status: int, value: Json) -> Reply:
+    _check_head(value, "text_completion")
+    choices = _get_list(value, "choices")
+    read = [ReadChoice(_get_text(each, "text"), finish=_get_finish(_get(each, "finish_reason"))) for each in choices]
+    usage = value.get("usage")
+    counts = None if usage is None else _get_usage(usage, ("prompt_tokens", "completion_tokens"))
+    return Reply(status, read, usage=counts)
+
+
 def _check_head(value: Json, kind: str) -> None:
     _get_text(value, "id")
     _get_text(value, "model")
@@ -259,7 +268,7 @@ def _split_events(data: bytes) -> list[Json]:
     return events
 
 
-def _read_chat_events(status: int, events: Sequence[Json]) -> Reply:
+def _read_chat_events(status: int, events: Sequence[Json], kind: str = "chat.completion.chunk") -> Reply:
     reply = Reply(status)
     is_done = False
     for event in events:
@@ -269,7 +278,7 @@ def _read_chat_events(status: int, events: Sequence[Json]) -> Reply:
         if "error" in event:
             reply.error = event["error"]
             return reply
-        _check_head(event, "chat.completion.chunk")
+        _check_head(event, kind)
         for choice in _get_list(event, "choices"):
             index = _get_index(choice, 7)
             while len(reply.choices) <= index:
@@ -282,8 +291,12 @@ def _read_chat_events(status: int, events: Sequence[Json]) -> Reply:
     return reply
 
 
+def _read_completions_events(status: int, events: Sequence[Json]) -> Reply:
+    return _read_chat_events(status, events, "text_completion")
+
+
 def _add_delta(read: ReadChoice, choice: Json) -> None:
-    delta: Json = _get(choice, "delta")
+    delta: Json = {"content": _get_text(choice, "text")} if "text" in choice else _get(choice, "delta")
     read.text += _read_optional(delta, "content") + _read_optional(delta, "refusal")
     read.reasoning += _read_optional(delta, "reasoning_content") or _read_optional(delta, "reasoning")
     for call in cast("list[Json]", delta.get("tool_calls") or []):
@@ -375,9 +388,15 @@ def _add_block_delta(read: ReadChoice, delta: Json) -> None:
             raise MalformedReplyError(f"a piece of type {kind!r}")
 
 
-_WHOLE: Final = {"chat": _read_chat, "responses": _read_responses, "messages": _read_messages}
+_WHOLE: Final = {
+    "chat": _read_chat,
+    "completions": _read_completions,
+    "responses": _read_responses,
+    "messages": _read_messages,
+}
 _STREAMED: Final = {
     "chat": _read_chat_events,
+    "completions": _read_completions_events,
     "responses": _read_responses_events,
     "messages": _read_messages_events,
 }
