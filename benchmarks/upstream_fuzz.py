@@ -131,7 +131,7 @@ def is_harmless(case: Case, expected: Expectation) -> bool:
 
 def _list_said(expected: Expectation) -> list[tuple[str, list[tuple[str, tuple[str, ...]]]]]:
     """The text and the calls of each choice."""
-    return [(choice.text, [(call.name, call.arguments) for call in choice.calls]) for choice in expected.choices]
+    return [(choice.texts[0], [(call.name, call.arguments) for call in choice.calls]) for choice in expected.choices]
 
 
 # ------------------------------------------------------------------------------------------ what became of them
@@ -217,6 +217,8 @@ class Fuzzer:
     async def run(self, slot: int, numbers: Iterator[int], seed: int) -> None:
         """The requests of one slot."""
         for number in numbers:
+            if not self._spare_keys:
+                return  # what comes now says nothing
             await self.send(slot, make_case(seed, number))
 
     async def send(self, slot: int, case: Case) -> None:
@@ -286,6 +288,8 @@ class Fuzzer:
         self.outcome.differences.append(Difference(case, "the key is dead since then"))
         if case.route.has_budget and self._spare_keys:
             self._keys[place] = self._spare_keys.pop()
+            if not self._spare_keys:
+                self.outcome.differences.append(Difference(case, f"{NUM_SPARE_KEYS} keys are dead; the run ends here"))
 
     async def _read_tokens(self, slot: int, model: str) -> float:
         """What a slot's own model has read and written."""

@@ -233,7 +233,7 @@ class _Message:
         if not (text or thought or calls):
             self.doubts.append("the answer says nothing")
         is_odd = any("thinking" in doubt or "signature" in doubt for doubt in self.doubts)
-        return ExpectedChoice(mend(text), None if is_odd else mend(thought), calls, frozenset(finishes))
+        return ExpectedChoice((mend(text),), None if is_odd else mend(thought), calls, frozenset(finishes))
 
 
 def _get_object(value: Any, what: str) -> Json:
@@ -246,7 +246,7 @@ def _look_for_error(said: Json) -> None:
     error: Any = said.get("error")
     if isinstance(error, dict | str) and error:
         message: Any = cast("Json", error).get("message") if isinstance(error, dict) else error
-        raise ToldError(message if isinstance(message, str) else None, cast("Any", error))
+        raise ToldError(message, cast("Any", error))
     if error is not None:
         raise UnreadableError("whether there is an error is not told")
 

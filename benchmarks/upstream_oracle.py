@@ -21,6 +21,7 @@ Json: TypeAlias = dict[str, Any]
 Verdict: TypeAlias = Literal["answer", "error", "either", "open"]
 
 MAX_COUNT: Final = 2**53
+MAX_WORDS: Final = 100
 FINISHES: Final = {
     "stop": "stop",
     "length": "length",
@@ -65,7 +66,7 @@ class ExpectedCall:
 class ExpectedChoice:
     """One answer; `reasoning` is None where it may be left out."""
 
-    text: str
+    texts: tuple[str, ...]  # the one that is right, in any order of text and refusal
     reasoning: str | None
     calls: tuple[ExpectedCall, ...]
     finishes: frozenset[str]  # "stop", "length", "calls", "filter"
@@ -115,18 +116,6 @@ def read_text(value: Any, what: str) -> str:
     return value
 
 
-def read_content(value: Any) -> str:
-    """A text, or a list of parts with texts."""
-    if not isinstance(value, list):
-        return read_text(value, "content")
-    texts: list[str] = []
-    for part in cast("list[Any]", value):
-        if not isinstance(part, dict) or not isinstance(cast("Json", part).get("text"), str):
-            raise UnreadableError("a part of the content is not a text")
-        texts.append(cast("Json", part)["text"])
-    return "".join(texts)
-
-
 # ------------------------------------------------------------------------------------------ calls
 
 
@@ -154,6 +143,7 @@ class _Choice:
     texts: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
     refusal: list[str] = field(default_factory=list[str])
+    said: list[str] = field(default_factory=list[str])  # both, as they came
     calls: list[_Call] = field(default_factory=list[_Call])
     finishes: list[str] = field(default_factory=list[str])
     unknown_finish: str | None = None
@@ -166,8 +156,9 @@ class _Choice:
         if not isinstance(message, dict):
             raise UnreadableError("a message is not an object")
         said = cast("Json", message)
-        self.texts.append(read_content(said.get("content")))
+        self.texts.append(self._read_content(said.get("content")))
         self.refusal.append(read_text(said.get("refusal"), "refusal"))
+        self.said += [self.texts[-1], self.refusal[-1]]
         for name in ("reasoning_content", "reasoning"):
             value = said.get(name)
             if isinstance(value, str):
@@ -181,6 +172,20 @@ class _Choice:
             raise UnreadableError("tool_calls is not a list")
         for call in cast("list[Any]", calls):
             self._add_call(call, in_pieces=in_pieces)
+
+    def _read_content(self, value: Any) -> str:
+        """A text, or a list of parts with texts."""
+        if not isinstance(value, list):
+            return read_text(value, "content")
+        texts: list[str] = []
+        for part in cast("list[Any]", value):
+            fields = cast("Json", part) if isinstance(part, dict) else {}
+            if not isinstance(fields.get("text"), str):
+                raise UnreadableError("a part of the content is not a text")
+            if fields.get("type") != "text":
+                self.doubts.append("a part of the content does not say that it is a text")
+            texts.append(fields["text"])
+        return "".join(texts)
 
     def _add_call(self, value: Any, *, in_pieces: bool) -> None:
         if not isinstance(value, dict):
@@ -275,7 +280,8 @@ class _Choice:
         if self.has_odd_reasoning:
             self.doubts.append("the reasoning cannot be read")
         reasoning = None if self.has_odd_reasoning else mend("".join(self.reasoning))
-        return ExpectedChoice(text + refusal, reasoning, calls, frozenset(finishes))
+        in_order = mend("".join(self.said))
+        return ExpectedChoice((in_order, text + refusal, refusal + text), reasoning, calls, frozenset(finishes))
 
     @staticmethod
     def _interpret(finish: str, calls: Sequence[ExpectedCall]) -> str:
@@ -318,7 +324,7 @@ class _Answer:
             return
         if isinstance(error, dict | str) and error:
             message = cast("Json", error).get("message") if isinstance(error, dict) else cast("Any", error)
-            raise ToldError(message if isinstance(message, str) else None, cast("Any", error))
+            raise ToldError(message, cast("Any", error))
         self.doubts.append("whether there is an error is not told")
 
     def _add_choice(self, value: Any, position: int, *, in_pieces: bool) -> None:
@@ -374,10 +380,15 @@ class _Answer:
 class ToldError(Exception):
     """The server says that it failed."""
 
-    def __init__(self, words: str | None, error: Any) -> None:
+    def __init__(self, words: Any, error: Any) -> None:
         super().__init__(words)
-        self.words = words
+        self.words = get_words(words)
         self.error = error
+
+
+def get_words(message: Any) -> str | None:
+    """What the client must find in its error; a long message may be cut."""
+    return mend(message) if isinstance(message, str) and 0 < len(message) < MAX_WORDS else None
 
 
 ANY_ERROR: Final = frozenset({*range(400, 500), *range(501, 600)})
@@ -458,11 +469,10 @@ def expect_status(answer: Any, status: int, size: RequestSize) -> Expectation:
     said: Mapping[str, Any] = cast("Json", answer) if isinstance(answer, dict) else {}
     error: Any = said.get("error")
     message: Any = cast("Json", error).get("message") if isinstance(error, dict) else None
-    words = mend(message) if isinstance(message, str) and 0 < len(message) < 100 else None
     return Expectation(
         verdict="error",
         statuses=_STATUSES.get(status, ANY_ERROR),
-        words=words,
+        words=get_words(message),
         prompt=Range(0, size.prompt.high),
         completion=Range(0, 0),
         why=f"it is answered {status}",

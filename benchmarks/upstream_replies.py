@@ -458,8 +458,8 @@ def _find_answer_difference(api: str, reply: Reply, expected: Expectation) -> st
 
 
 def _find_choice_difference(api: str, read: ReadChoice, owed: ExpectedChoice) -> str | None:
-    if read.text != owed.text:
-        return f"the text {read.text[:200]!r} in place of {owed.text[:200]!r}"
+    if read.text not in owed.texts:
+        return f"the text {read.text[:200]!r} in place of {owed.texts[0][:200]!r}"
     if owed.reasoning is not None and read.reasoning != owed.reasoning:
         return f"the reasoning {read.reasoning[:200]!r} in place of {owed.reasoning[:200]!r}"
     if read.finish not in owed.finishes:

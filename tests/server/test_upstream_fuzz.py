@@ -84,7 +84,7 @@ def test_the_oracle_reads_what_is_not_exchanged(name: str, is_streamed: bool) ->
     expected = read_base(base, is_streamed=is_streamed)
     assert expected.verdict == "answer", expected.why
     choice = expected.choices[0]
-    assert (choice.text, choice.reasoning) == (base.text, base.reasoning)
+    assert (choice.texts[0], choice.reasoning) == (base.text, base.reasoning)
     assert tuple((call.name, call.arguments[0]) for call in choice.calls) == base.calls
     words = {"tool_calls": "calls", "content_filter": "filter", "refusal": "filter"}
     assert words.get(base.finish, base.finish) in choice.finishes
