@@ -182,7 +182,7 @@ class FuzzOutcome:
         harmless = self.num_harmless / max(1, self.num_touched)
         undecided = self.count_verdict("either") / self.num_answers, self.count_verdict("open") / self.num_answers
         print(f"harmless exchanges: {harmless:.1%}; either is right: {undecided[0]:.1%}; open: {undecided[1]:.1%}")
-        is_fair = harmless >= MIN_HARMLESS_SHARE and undecided[1] <= MAX_OPEN_SHARE
+        is_fair = self.num_answers == 1 or (harmless >= MIN_HARMLESS_SHARE and undecided[1] <= MAX_OPEN_SHARE)
         if not is_fair:
             print(f"WRONG: less than {MIN_HARMLESS_SHARE:.0%} are harmless, or more than {MAX_OPEN_SHARE:.0%} open")
         groups: dict[str, list[Difference]] = collections.defaultdict(list)
@@ -212,7 +212,7 @@ class Fuzzer:
         self._tokens: dict[str, float] = {}  # by model
         self._num_controls = 0
         self.outcome = FuzzOutcome()
-        self.replies: list[str] = []  # of the last request
+        self.last_reply = ""
 
     async def run(self, slot: int, numbers: Iterator[int], seed: int) -> None:
         """The requests of one slot."""
@@ -262,7 +262,8 @@ class Fuzzer:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"no reply: {type(error).__name__}: {error}"
-        self.replies = [f"{response.status} {data.decode(errors='replace')}"]
+        if not case.is_control:
+            self.last_reply = f"{response.status} {data.decode(errors='replace')}"
         try:
             return read_reply(case.route.api, response.status, response.content_type, data)
         except MalformedReplyError as error:
@@ -436,7 +437,7 @@ def show_case(options: argparse.Namespace, fuzzer: Fuzzer) -> None:
     print(case)
     print(case.encode().decode())
     print(f"due: {expected}")
-    print("\n".join(fuzzer.replies))
+    print(fuzzer.last_reply)
 
 
 def check_forms(outcome: FuzzOutcome, asked: dict[str, Sequence[Any]]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from upstream_oracle import (
     ANY_ERROR,
+    BROKEN,
     Expectation,
     ExpectedCall,
     ExpectedChoice,
@@ -131,7 +132,9 @@ class _Message:
             self.doubts.append("the message is begun with its end")
 
     def _check_index(self, index: Any, due: int) -> None:
-        if is_count(index) and index != due:
+        if is_count(index) and index < due:
+            self.unclear.append("it may be of another block")
+        elif is_count(index) and index != due:
             self.doubts.append("the block has another number")
         elif index != due and due > 0:
             self.doubts.append("which block it is is not told")
@@ -198,7 +201,9 @@ class _Message:
             self._add_text(block, said, _PIECES[cast("str", kind)])
 
     def _add_stop(self, value: Any) -> None:
-        if value is None or value == "":
+        if not value:
+            if value not in (None, ""):
+                self.doubts.append("whether there is a stop reason is not told")
             return
         if isinstance(value, str) and value in _DOUBTFUL_STOPS:
             self.doubts.append("the turn is paused")
@@ -206,7 +211,7 @@ class _Message:
         elif isinstance(value, str) and value in _STOPS:
             self.stop = _STOPS[value]
         else:
-            self.unknown_stop = repr(value)[:20]
+            self.unknown_stop = value if isinstance(value, str) else repr(value)
 
     def _add_usage(self, usage: Any) -> None:
         self.num_usages += 1
@@ -215,8 +220,10 @@ class _Message:
 
     def finish(self) -> ExpectedChoice:
         """The whole answer."""
+        if self.unknown_stop in BROKEN:
+            raise UnreadableError(f"the stop reason is {self.unknown_stop}")
         if self.unknown_stop is not None:
-            raise UnreadableError(f"the stop reason {self.unknown_stop} is unknown")
+            self.stop = "length"
         if self.stop is None and not self.is_ended:
             raise UnreadableError("the answer has no stop reason")
         if self.stop is None or not self.is_ended:
@@ -276,6 +283,8 @@ def expect_messages(
         verdict, why = "open", read.unclear[0]
     elif verdict == "answer" and read.doubts:
         verdict, why = "either", read.doubts[0]
+    elif verdict == "answer" and read.unknown_stop is not None:
+        verdict, why = "incomplete", "the stop reason is unknown"
     prompt, completion = _expect_counts(read, size)
     if verdict != "answer":
         prompt = Range(0, max(prompt.high, size.prompt.high))
@@ -301,13 +310,12 @@ def _expect_counts(read: _Message, size: RequestSize) -> tuple[Range, Range]:
             value: Any = usage.get(name)
             if is_count(value):
                 told[name] = value
-            elif value is not None or name == "output_tokens":
+            elif value is not None:
                 odd.add(name)
     cached = sum(told.get(name, 0) for name in _CACHED)
     output = Range(told.get("output_tokens", 0), told.get("output_tokens", 0))
-    if "output_tokens" not in told or "output_tokens" in odd or len(read.usages) < read.num_usages:
-        output = Range(min(1, characters), max(3 * characters + 160, output.high))
-    if "input_tokens" not in told:
-        return Range(size.prompt.low, size.prompt.high + cached), output
-    spread = 12 if odd & set(_CACHED) else 0
-    return Range(told["input_tokens"] + max(0, cached - spread), told["input_tokens"] + cached + spread), output
+    if len(read.usages) < read.num_usages or odd or "input_tokens" not in told or "output_tokens" not in told:
+        known = told.get("input_tokens", 0)
+        inputs = Range(min(size.prompt.low, known or size.prompt.low), max(size.prompt.high, known + cached + 12))
+        return inputs, Range(min(1, characters), max(3 * characters + 160, output.high))
+    return Range(told["input_tokens"] + cached, told["input_tokens"] + cached), output

@@ -4,7 +4,8 @@ It shares nothing with the package that is measured against it. The rules:
 
 - What no client needs (`id`, `object`, `created`, `model`, `role`, unknown fields) never matters.
 - A text, a name or arguments that cannot be read are an error: a shortened answer is never told as a complete one.
-- So is a finish reason that is unknown, and an answer that ends without one. `[DONE]` alone ends a stream.
+- So is an answer that ends without a finish reason; `[DONE]` alone ends a stream. A finish reason that is unknown is an
+  error, or the answer is told to be cut.
 - What is told of an answer (`usage`, details, log-probabilities) is used where it can be read, and never costs the
   answer. A count is an integer from 0 to 2^53; others are as if they had not been told, and are estimated.
 - Half a character is U+FFFD.
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, cast
 
 Json: TypeAlias = dict[str, Any]
-Verdict: TypeAlias = Literal["answer", "error", "either", "open"]
+Verdict: TypeAlias = Literal["answer", "incomplete", "error", "either", "open"]
 
 MAX_COUNT: Final = 2**53
 MAX_WORDS: Final = 100
@@ -32,6 +33,7 @@ FINISHES: Final = {
     "content_filter": "filter",
     "safety": "filter",
 }
+BROKEN: Final = frozenset({"abort", "error", "insufficient_system_resource"})  # words for an answer that failed
 SYNONYMS: Final = {"end_turn": "stop", "STOP": "stop"}  # some vendors' words; known ones are read, others are errors
 
 
@@ -76,8 +78,9 @@ class ExpectedChoice:
 class Expectation:
     """What must come of an answer.
 
-    "answer": `choices`; "error": one, with one of `statuses` if nothing was sent before it, and with `words`; "either":
-    the one or the other; "open": anything but a failure of the server itself.
+    "answer": `choices`; "error": one, with one of `statuses` if nothing was sent before it, and with `words`;
+    "incomplete": an error, or `choices` that are told to be cut; "either": an error or `choices`; "open": anything but
+    a failure of the server itself.
     """
 
     verdict: Verdict
@@ -147,6 +150,7 @@ class _Choice:
     calls: list[_Call] = field(default_factory=list[_Call])
     finishes: list[str] = field(default_factory=list[str])
     unknown_finish: str | None = None
+    is_incomplete: bool = False
     has_odd_reasoning: bool = False
     doubts: list[str] = field(default_factory=list[str])  # an error would be right, too
     unclear: list[str] = field(default_factory=list[str])  # several answers would be right
@@ -180,6 +184,9 @@ class _Choice:
         texts: list[str] = []
         for part in cast("list[Any]", value):
             fields = cast("Json", part) if isinstance(part, dict) else {}
+            if fields and fields.get("text") is None:
+                self.doubts.append("a part of the content has no text")
+                continue
             if not isinstance(fields.get("text"), str):
                 raise UnreadableError("a part of the content is not a text")
             if fields.get("type") != "text":
@@ -246,7 +253,9 @@ class _Choice:
 
     def add_finish(self, value: Any) -> None:
         """A finish reason, if it is one."""
-        if value is None or value == "":
+        if not value:
+            if value not in (None, ""):
+                self.doubts.append("whether there is a finish reason is not told")
             return
         if isinstance(value, str) and value in SYNONYMS:
             self.doubts.append(f"the finish reason {value} is another vendor's word")
@@ -257,12 +266,15 @@ class _Choice:
                 self.doubts.append("a finish reason that cannot be read is followed by one that can")
                 self.unknown_finish = None
         else:
-            self.unknown_finish = repr(value)[:20]
+            self.unknown_finish = value if isinstance(value, str) else repr(value)
 
     def finish(self, *, has_done: bool) -> ExpectedChoice:
         """The whole choice."""
+        if self.unknown_finish in BROKEN:
+            raise UnreadableError(f"the finish reason is {self.unknown_finish}")
         if self.unknown_finish is not None:
-            raise UnreadableError(f"the finish reason {self.unknown_finish} is unknown")
+            self.is_incomplete = True
+            self.finishes = ["length"]
         if not self.finishes and not has_done:
             raise UnreadableError("the answer has no finish reason")
         calls = tuple(call.finish() for call in self.calls)
@@ -299,7 +311,7 @@ class _Answer:
         self.seen: set[int] = set()
         self.doubts: list[str] = []
         self.unclear: list[str] = []
-        self.usages: list[Json] = []
+        self.usages: list[Any] = []
 
     def add(self, value: Any, *, in_pieces: bool) -> None:
         """A whole answer, or an event of one."""
@@ -307,11 +319,12 @@ class _Answer:
             raise UnreadableError("an answer is not an object")
         said = cast("Json", value)
         self._look_for_error(said)
-        usage = said.get("usage")
-        if isinstance(usage, dict):
-            self.usages.append(cast("Json", usage))
+        if said.get("usage") is not None:
+            self.usages.append(said["usage"])
         choices = said.get("choices")
         if choices is None:
+            if not said.get("usage"):
+                self.doubts.append("a chunk is neither of an answer nor of its usage")
             choices = []
         if not isinstance(choices, list):
             raise UnreadableError("choices are not a list")
@@ -436,10 +449,11 @@ def expect(
         verdict, why = "open", read.unclear[0]
     elif verdict == "answer" and read.doubts:
         verdict, why = "either", read.doubts[0]
-    prompt = _expect_count(read.usages, "prompt_tokens", size.prompt)
+    elif verdict == "answer" and any(choice.is_incomplete for choice in read.choices):
+        verdict, why = "incomplete", "a finish reason is unknown"
     characters = read.count_characters()
     estimate = Range(min(1, characters) + characters // 16, 3 * characters + 8 * len(list(events)) + 16)
-    completion = _expect_count(read.usages, "completion_tokens", estimate)
+    prompt, completion = _expect_counts(read.usages, size.prompt, estimate)
     if verdict != "answer":
         # what was generated before an error is charged as far as it is known
         prompt = Range(0, max(prompt.high, size.prompt.high))
@@ -455,12 +469,19 @@ def expect(
     )
 
 
-def _expect_count(usages: Sequence[Json], name: str, estimate: Range) -> Range:
-    """The last usage that is told counts, if it can be read."""
-    told = [usage.get(name) for usage in usages]
-    counts: list[int] = [value for value in told if is_count(value) and value is not None]
-    if told and is_count(told[-1]):
-        return Range(counts[-1], counts[-1])
+def _expect_counts(usages: Sequence[Any], prompt: Range, completion: Range) -> tuple[Range, Range]:
+    """Those that are told last, if they can be read; else estimates, or what is told of them elsewhere."""
+    told = [cast("Json", usage) if isinstance(usage, dict) else {} for usage in usages]
+    prompts, completions = ([usage.get(name) for usage in told] for name in ("prompt_tokens", "completion_tokens"))
+    last = (prompts[-1], completions[-1]) if told else (None, None)
+    if is_count(last[0]) and is_count(last[1]):
+        inputs, outputs = cast("tuple[int, int]", last)
+        return Range(inputs, inputs), Range(outputs, outputs)
+    return _widen(prompt, prompts), _widen(completion, completions)
+
+
+def _widen(estimate: Range, told: Sequence[Any]) -> Range:
+    counts: list[int] = [cast("int", value) for value in told if is_count(value)]
     return Range(min([estimate.low, *counts]), max([estimate.high, *counts]))
 
 

@@ -50,6 +50,7 @@ class Reply:
     usage: tuple[int, int] | None = None  # input, output
 
 
+_MAX_INT: Final = 2**63  # of clients whose numbers have 64 bits
 _FINISHES: Final = {
     "stop": "stop",
     "length": "length",
@@ -187,7 +188,9 @@ def _read_completions(status: int, value: Json) -> Reply:
 def _check_head(value: Json, kind: str) -> None:
     _get_text(value, "id")
     _get_text(value, "model")
-    if value.get("object") != kind or not is_count(value.get("created")):
+    created = value.get("created")
+    is_time = isinstance(created, int) and not isinstance(created, bool) and abs(created) < _MAX_INT
+    if value.get("object") != kind or not is_time:
         raise MalformedReplyError(f"object is {value.get('object')!r}, created {value.get('created')!r}")
 
 
@@ -202,19 +205,7 @@ def _read_responses(status: int, value: Json) -> Reply:
         reply.error = _get(value, "error")
         return reply
     for item in _get_list(value, "output"):
-        match _get_text(item, "type"):
-            case "message":
-                for part in _get_list(item, "content"):
-                    name = {"output_text": "text", "refusal": "refusal"}.get(_get_text(part, "type"), "text")
-                    read.text += _get_text(part, name)
-            case "reasoning":
-                for part in (*(item.get("summary") or ()), *(item.get("content") or ())):
-                    read.reasoning += _get_text(part, "text")
-            case "function_call":
-                name, arguments = _get_text(item, "name"), _get_text(item, "arguments")
-                read.calls.append(ReadCall(_get_text(item, "call_id"), name, arguments))
-            case kind:
-                raise MalformedReplyError(f"an item of type {kind!r}")
+        _add_item(read, item)
     if state == "incomplete":
         reason = _get_text(value, "incomplete_details", "reason")
         read.finish = {"max_output_tokens": "length", "content_filter": "filter"}[reason]
@@ -223,8 +214,24 @@ def _read_responses(status: int, value: Json) -> Reply:
     else:
         raise MalformedReplyError(f"the status is {state!r}")
     reply.choices.append(read)
-    reply.usage = _get_usage(_get(value, "usage"), ("input_tokens", "output_tokens"))
+    if _get(value, "usage") is not None:
+        reply.usage = _get_usage(value["usage"], ("input_tokens", "output_tokens"))
     return reply
+
+
+def _add_item(read: ReadChoice, item: Json) -> None:
+    match _get_text(item, "type"):
+        case "message":
+            for part in _get_list(item, "content"):
+                read.text += _get_text(part, "refusal" if _get_text(part, "type") == "refusal" else "text")
+        case "reasoning":
+            for part in (*(item.get("summary") or ()), *(item.get("content") or ())):
+                read.reasoning += _get_text(part, "text")
+        case "function_call":
+            name, arguments = _get_text(item, "name"), _get_text(item, "arguments")
+            read.calls.append(ReadCall(_get_text(item, "call_id"), name, arguments))
+        case kind:
+            raise MalformedReplyError(f"an item of type {kind!r}")
 
 
 def _read_messages(status: int, value: Json) -> Reply:
@@ -269,15 +276,14 @@ def _split_events(data: bytes) -> list[Json]:
 
 
 def _read_chat_events(status: int, events: Sequence[Json], kind: str = "chat.completion.chunk") -> Reply:
-    reply = Reply(status)
+    reply = Reply(status, error=next((event["error"] for event in events if "error" in event), None))
+    if reply.error is not None:
+        return reply  # what was sent before it is of no use
     is_done = False
     for event in events:
         if not event:
             is_done = True
             continue
-        if "error" in event:
-            reply.error = event["error"]
-            return reply
         _check_head(event, kind)
         for choice in _get_list(event, "choices"):
             index = _get_index(choice, 7)
@@ -432,7 +438,7 @@ def is_own_failure(reply: Reply) -> bool:
 
 def _find_error_difference(reply: Reply, expected: Expectation) -> str | None:
     if expected.verdict != "error":
-        return None
+        return None  # it is right as well
     if reply.status >= 400 and reply.status not in expected.statuses:
         return f"status {reply.status} in place of {sorted(expected.statuses)[:3]}: {json.dumps(reply.error)[:200]}"
     if expected.words is not None and expected.words not in json.dumps(reply.error, ensure_ascii=False):
