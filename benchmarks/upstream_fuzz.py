@@ -20,7 +20,9 @@ import functools
 import itertools
 import json
 import multiprocessing
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -395,13 +397,16 @@ def write_config(upstream: str, num_slots: int) -> str:
     return "\n".join(lines)
 
 
-def start_server(config: Path, log: Path, plugin: str | None) -> tuple[subprocess.Popen[bytes], str]:
-    """`llm-spec serve`, and its address; `plugin` is a Python file that is run in it first."""
-    run_plugin = "" if plugin is None else f"import runpy; runpy.run_path({plugin!r}); "
-    program = f"{run_plugin}import sys; from llm_spec.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "serve", "--port", "0", "--config", str(config)]
+def start_server(folder: Path, plugin: Path | None) -> tuple[subprocess.Popen[bytes], str]:
+    """`llm-spec serve`, and its address; `plugin` is a Python file that its processes run first."""
+    program = "import sys; from llm_spec.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--config", str(folder / "server.toml")]
+    environment, log = dict(os.environ), folder / "log"
+    if plugin is not None:
+        shutil.copy(plugin, folder / "sitecustomize.py")
+        environment["PYTHONPATH"] = os.pathsep.join((str(folder), *filter(None, [environment.get("PYTHONPATH")])))
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)  # noqa: S603
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)  # noqa: S603
     until_s = time.monotonic() + HANGS_S
     while time.monotonic() < until_s and process.poll() is None:
         found = re.search(r"serves at (\S+)", log.read_text())
@@ -456,7 +461,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="the number of a single case")
     parser.add_argument("--slots", type=int, default=12, help="how many requests are sent at a time")
     parser.add_argument("--show", type=int, default=20, help="how many groups of wrong replies are printed")
-    parser.add_argument("--plugin", help="a Python file that the server runs first, to plant a fault")
+    parser.add_argument("--plugin", type=Path, help="a Python file that the server runs first, to plant a fault")
     options = parser.parse_args()
     if options.only is not None:
         options.slots = 1
@@ -466,9 +471,8 @@ def main() -> int:
     double.start()
     upstream = f"http://127.0.0.1:{ours.recv()}"
     with tempfile.TemporaryDirectory() as folder:
-        config, log = Path(folder, "server.toml"), Path(folder, "log")
-        config.write_text(write_config(upstream, options.slots))
-        server, url = start_server(config, log, options.plugin)
+        Path(folder, "server.toml").write_text(write_config(upstream, options.slots))
+        server, url = start_server(Path(folder), options.plugin)
         began_s = time.monotonic()
         try:
             outcome = asyncio.run(fuzz(options, url, upstream))
@@ -477,7 +481,7 @@ def main() -> int:
             server.terminate()
             server.wait(HANGS_S)
             double.terminate()
-        told = log.read_text(errors="replace")
+        told = Path(folder, "log").read_text(errors="replace")
     is_right = outcome.print(took_s, options.show)
     if "Traceback" in told:
         print(f"WRONG: the server's log has {told.count('Traceback')} tracebacks, the first:")
