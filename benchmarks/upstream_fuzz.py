@@ -49,6 +49,7 @@ NUM_SPARE_KEYS: Final = 50
 NUM_BETWEEN_METRICS: Final = 10
 NUM_METRICS_TRIES: Final = 8
 METRICS_S: Final = 0.1
+MAX_SOUGHT: Final = 3  # wrong replies; of later wrong sums it is not found out to which answer they belong
 MAX_CHARGE: Final = 10**6  # of an answer that is not as it is due
 PATHS: Final = {
     "chat": "/v1/chat/completions",
@@ -313,8 +314,9 @@ class Fuzzer:
             if self._tokens[model] - before in due:
                 return
             await asyncio.sleep(METRICS_S)
-        if len(cases) == 1:
+        if len(cases) == 1 or len(self.outcome.differences) > MAX_SOUGHT:
             what = f"{self._tokens[model] - before:.0f} tokens are charged in place of {due.low} to {due.high}"
+            what += f" for this and {len(cases) - 1} more" if len(cases) > 1 else ""
             self.outcome.differences.append(Difference(cases[0][0], what))
             return
         for case, charge in cases:

@@ -65,7 +65,7 @@ def test_every_one_of_many_answers_is_read_as_the_oracle_says() -> None:
 def test_a_planted_fault_is_found(found: str, tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text(PLANTED[found])
-    done = fuzz("--answers", "400", "--seed", "3", "--slots", "6", "--plugin", str(plugin))
+    done = fuzz("--answers", "250", "--seed", "3", "--slots", "6", "--plugin", str(plugin))
     assert done.returncode == 1, done.stdout + done.stderr
     assert f" {found} " in done.stdout, done.stdout
 
