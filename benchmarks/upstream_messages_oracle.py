@@ -278,7 +278,8 @@ def expect_messages(
     except UnreadableError as error:
         verdict, why = "error", str(error)
     except ToldError as error:
-        verdict, why, words, statuses = "error", "it tells of an error", error.words, ANY_ERROR
+        verdict, why, statuses = "error", "it tells of an error", ANY_ERROR
+        words = None if read.doubts else error.words
     if read.unclear:
         verdict, why = "open", read.unclear[0]
     elif verdict == "answer" and read.doubts:

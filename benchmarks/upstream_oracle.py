@@ -161,7 +161,7 @@ class _Choice:
             raise UnreadableError("a message is not an object")
         said = cast("Json", message)
         self.texts.append(self._read_content(said.get("content")))
-        self.refusal.append(read_text(said.get("refusal"), "refusal"))
+        self.refusal.append(read_text(self._read_or_none(said, "refusal"), "refusal"))
         self.said += [self.texts[-1], self.refusal[-1]]
         for name in ("reasoning_content", "reasoning"):
             value = said.get(name)
@@ -169,13 +169,22 @@ class _Choice:
                 self.reasoning.append(value)
             elif value is not None:
                 self.has_odd_reasoning = True
-        calls = said.get("tool_calls")
+        calls = self._read_or_none(said, "tool_calls")
         if calls is None:
             return
         if not isinstance(calls, list):
             raise UnreadableError("tool_calls is not a list")
         for call in cast("list[Any]", calls):
             self._add_call(call, in_pieces=in_pieces)
+
+    def _read_or_none(self, said: Json, name: str) -> Any:
+        """A field, or None where it has nothing, however that is written."""
+        value: Any = said.get(name)
+        if value:
+            return value
+        if value not in (None, "", []):
+            self.doubts.append(f"whether there is a field {name} is not told")
+        return None
 
     def _read_content(self, value: Any) -> str:
         """A text, or a list of parts with texts."""
@@ -236,7 +245,7 @@ class _Choice:
             return last if is_repeated or is_late else None
         if call_id and (name or (is_count(index) and not by_index)):
             return None  # it has no name that can be read
-        if not is_count(index) and len(self.calls) > 1:
+        if not by_index and (is_count(index) or len(self.calls) > 1):
             self.doubts.append("whose arguments these are is not told")
         return by_index[-1] if by_index else last
 
@@ -444,7 +453,8 @@ def expect(
     except UnreadableError as error:
         verdict, why = "error", str(error)
     except ToldError as error:
-        verdict, why, words, statuses = "error", "it tells of an error", error.words, ANY_ERROR
+        verdict, why, statuses = "error", "it tells of an error", ANY_ERROR
+        words = None if read.doubts or any(choice.doubts for choice in read.choices) else error.words
     if read.unclear:
         verdict, why = "open", read.unclear[0]
     elif verdict == "answer" and read.doubts:

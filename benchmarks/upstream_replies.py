@@ -160,9 +160,8 @@ def _read_reply(api: str, status: int, content_type: str, data: bytes) -> Reply:
 def _read_chat(status: int, value: Json) -> Reply:
     _check_head(value, "chat.completion")
     reply = Reply(status)
-    for position, choice in enumerate(_get_list(value, "choices")):
-        if _get(choice, "index") != position:
-            raise MalformedReplyError(f"the index of choice {position} is {choice['index']!r}")
+    for choice in _get_list(value, "choices"):
+        _get_index(choice, 7)
         message = _get(choice, "message")
         read = ReadChoice(finish=_get_finish(_get(choice, "finish_reason")))
         read.text = _read_optional(message, "content") + _read_optional(message, "refusal")

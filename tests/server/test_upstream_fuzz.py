@@ -119,7 +119,7 @@ def test_fields_that_nobody_needs_are_harmless(name: str, value: Any) -> None:
     assert ask_oracle(answer_with(**{name: value})).verdict == "answer"
 
 
-@pytest.mark.parametrize("value", [True, 0, 1.5, math.nan, {}, {"a": 1}, [1], [{"type": "text", "text": 1}]])
+@pytest.mark.parametrize("value", [True, 1.5, math.nan, {"a": 1}, [1], [{"type": "text", "text": 1}]])
 @pytest.mark.parametrize("name", ["content", "message", "choices", "tool_calls", "refusal"])
 def test_what_cannot_be_read_is_an_error(name: str, value: Any) -> None:
     verdict = ask_oracle(answer_with(**{name: value})).verdict
