@@ -27,6 +27,7 @@ from upstream_oracle import (
     is_count,
     mend,
     read_text,
+    tells_error,
 )
 
 Json: TypeAlias = dict[str, Any]
@@ -277,6 +278,7 @@ def expect_messages(
         choices = (read.finish(),)
     except UnreadableError as error:
         verdict, why = "error", str(error)
+        statuses = ANY_ERROR if tells_error(answer if is_streamed else [answer]) else statuses
     except ToldError as error:
         verdict, why, statuses = "error", "it tells of an error", ANY_ERROR
         words = None if read.doubts else error.words

@@ -416,6 +416,11 @@ def get_words(message: Any) -> str | None:
 ANY_ERROR: Final = frozenset({*range(400, 500), *range(501, 600)})
 
 
+def tells_error(events: Iterable[Any]) -> bool:
+    """Whether one of them does."""
+    return any(isinstance(event, dict) and bool(cast("Json", event).get("error")) for event in events)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestSize:
     """What bounds the estimate of a prompt: the bytes of its texts, and of its whole request."""
@@ -452,6 +457,7 @@ def expect(
         choices = read.finish(has_done=is_streamed and has_done, is_whole=not is_streamed)
     except UnreadableError as error:
         verdict, why = "error", str(error)
+        statuses = ANY_ERROR if tells_error(events) else statuses
     except ToldError as error:
         verdict, why, statuses = "error", "it tells of an error", ANY_ERROR
         words = None if read.doubts or any(choice.doubts for choice in read.choices) else error.words

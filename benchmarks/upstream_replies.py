@@ -125,7 +125,9 @@ def _get_usage(value: Any, names: tuple[str, str]) -> tuple[int, int]:
 
 
 def _list_numbers(value: Any) -> Iterator[Any]:
-    for inner in cast("Json", value).values():
+    for name, inner in cast("Json", value).items():
+        if name == "service_tier" and isinstance(inner, str):
+            continue
         if isinstance(inner, dict):
             yield from _list_numbers(inner)
         elif inner is not None:
