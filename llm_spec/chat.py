@@ -426,11 +426,18 @@ class ReasoningDetail:
 class AnswerDetail:
     """A part of an answer that this library does not read, in the words of its API: it is handed on.
 
-    Of chat completions some fields of a delta, such as `annotations`, `images` or `audio`.
+    Of chat completions some fields of a delta, such as `annotations`, `images` or `audio`, and what the model says to
+    refuse, which is no text of an answer.
     """
 
     api: ApiName
     value: Mapping[str, Any]
+
+    @property
+    def refusal(self) -> str:
+        """What the model says to refuse; "" for any other part."""
+        refusal = self.value.get("refusal")
+        return refusal if isinstance(refusal, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -595,3 +602,8 @@ class ChatResponse:
     def content(self) -> str:
         """The answer's text."""
         return self.message.text
+
+    @property
+    def refusal(self) -> str:
+        """What the model says to refuse; "" where it does not."""
+        return "".join(detail.refusal for detail in self.details)

@@ -14,7 +14,7 @@ from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TransientError
-from llm_spec.openai_chat import parse_usage
+from llm_spec.openai_usage import parse_usage
 from llm_spec.resilience import CircuitBreaker, wait_within
 
 __all__ = ["CountedChunkStream"]
@@ -85,7 +85,8 @@ class CountedChunkStream:
 
     def _count_chunk(self, chunk: Mapping[str, Any]) -> bool:
         """Take in a chunk; whether it is to be the last."""
-        self._reported_usage = parse_usage(chunk) or self._reported_usage
+        if chunk.get("usage"):
+            self._reported_usage = parse_usage(chunk)
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
         self._num_pieces += sum(map(_count_choice_pieces, choices))
         has_enough = [self._choice_has_reached_max_tokens(choice) for choice in choices]

@@ -8,7 +8,16 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, cast
 
-from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.chat import (
+    AnswerDetail,
+    ChatMessage,
+    ChatRequest,
+    ChatResponse,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCallDelta,
+)
 from llm_spec.drafting.text_pieces import count_piece_tokens, count_prompt_pieces, split_into_pieces
 
 __all__ = ["MaxTokensCutter", "count_answer_tokens_in_event", "cut_response_to_max_tokens", "estimate_request_tokens"]
@@ -30,6 +39,8 @@ def count_answer_tokens_in_event(event: StreamEvent) -> int:
     match event:
         case ReasoningDelta():
             return len(split_into_pieces(event.text))
+        case AnswerDetail():
+            return len(split_into_pieces(event.refusal))
         case ToolCallDelta():
             return max(1, len(split_into_pieces(event.arguments)))
         case _:

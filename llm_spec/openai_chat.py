@@ -1,12 +1,33 @@
-"""OpenAI's chat completions as they come: streamed chunks (JSON objects) to events. Pure; for providers."""
+"""OpenAI's chat completions as they come: streamed chunks (JSON objects) to events. Pure; for providers.
+
+Servers are many, and each field may be of another type than OpenAI's. What decides what an answer says must be right,
+or the answer ends with an error (`BrokenAnswerError`); what does not is read where it can be, and left out where not.
+
+- `choices` is a list of objects, `delta` (in a whole answer `message`) an object: else there is no answer. A chunk
+  without choices may tell a usage. An object that is no chunk at all is passed over, but after one `[DONE]` alone is
+  no good end.
+- `content`, `text` and `refusal` are texts (`content` also a list of parts): a wrong type is an error, null says
+  nothing. So do parts of a kind that is not known.
+- `tool_calls` is a list of objects whose `function` (or `custom`) has a name. Arguments that are no text are written as
+  JSON; ids, indices and kinds are read where they can be (`llm_spec.openai_calls`).
+- `finish_reason` says whether the answer is whole (`llm_spec.finish_reasons`); a word or type that nobody knows says
+  that it may not be.
+- `index` is needed where several choices were requested, and there alone.
+- `logprobs` matter to who requested them: an entry without a token or a number is an error, other numbers are finite.
+- `usage` holds counts or is none (`llm_spec.openai_usage`); then this library counts itself.
+- Reasoning, details, `role`, `id`, `created`, `model` and `object` change no answer: a wrong type is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
+from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.chat import (
+    AnswerDetail,
+    ChatRequest,
     Finish,
     FinishReason,
     ReasoningDelta,
@@ -15,84 +36,217 @@ from llm_spec.chat import (
     StreamEvent,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
     Usage,
 )
+from llm_spec.finish_reasons import read_finish_reason
+from llm_spec.openai_calls import ToolCallReader
 from llm_spec.openai_logprobs import parse_logprobs
+from llm_spec.openai_usage import parse_usage
+from llm_spec.surrogates import SurrogateJoiner, is_encodable, mend_value
 
-__all__ = ["ChunkReader", "ReadTokenIds", "has_finish_reason", "parse_finish_reason", "parse_usage"]
+__all__ = [
+    "DETAIL_FIELDS",
+    "ChunkReader",
+    "ReadTokenIds",
+    "create_chunk_reader",
+    "list_choices",
+    "parse_finish_reason",
+    "read_choice_index",
+]
 
 ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"]  # of a choice
 
-_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "content_filter",
-}
-_FAILED_FINISH_REASONS: Final = frozenset(
-    {"error", "network_error"}
-)  # OpenRouter, Mistral: the model's server broke off
-_EMPTY_CHOICE: Final[Mapping[str, Any]] = {}
+_EMPTY_OBJECT: Final[Mapping[str, Any]] = {}
 _TEXT_ONLY_FIELDS: Final = frozenset({"content", "role"})
+_CHUNK_FIELDS: Final = frozenset({"choices", "created", "id", "model", "object"})
+# What an answer may have beside text, reasoning and calls; other fields of a delta are a server's own business
+DETAIL_FIELDS: Final = ("annotations", "audio", "citations", "executed_tools", "images", "search_results", "videos")
 _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
     "length": "max_tokens",
     "tool_calls": "tool_calls",
     "content_filter": "content_filter",
 }
+_LIMIT_WORDS: Final = frozenset({"length", "max_tokens", "max_completion_tokens", "max_output_tokens"})
+_STOP_STRING_FIELDS: Final = ("stop_reason", "matched_stop")  # vLLM, SGLang: a text, or the id of a token
+_MAX_QUOTED_CHARS: Final = 60
+_MAX_CHOICES: Final = 128  # that can be requested
 
 
 class ChunkReader:
-    """Reads the chunks of one answer, of chat or of a plain completion; choices but the first are passed over.
+    """Reads the chunks of one answer, of chat or of a plain completion, streamed or whole.
 
     With `read_token_ids` text comes with its token ids, else empty text gives no event; the ids of a chunk that calls a
-    tool come after the call, with an empty text. With `has_logprobs` text comes with its log-probabilities. What the
-    model says to refuse is text, and the answer ends with `content_filter`.
+    tool come after the call, with an empty text. With `has_logprobs` text comes with its log-probabilities. `stops` are
+    the request's stop strings, of which some servers tell which ended the answer. `is_only_choice`: the request was for
+    one, so that the first that comes is that; others are passed over. What the model says to refuse is a
+    detail (`{"refusal": …}`), and the answer ends with `content_filter`.
     """
 
-    def __init__(self, read_token_ids: ReadTokenIds | None = None, *, has_logprobs: bool = False) -> None:
+    def __init__(
+        self,
+        read_token_ids: ReadTokenIds | None = None,
+        *,
+        has_logprobs: bool = False,
+        stops: Sequence[str] = (),
+        is_only_choice: bool = True,
+    ) -> None:
         self._read_token_ids = read_token_ids
         self._has_logprobs = has_logprobs
+        self._stops = stops
+        self._index = None if is_only_choice else 0  # None: that of the first choice that comes
         self._is_text_alone = read_token_ids is None and not has_logprobs
-        self._numbers = _ToolCallNumbering()
+        self._is_fast = self._is_text_alone  # and no half of a character is held
+        self._text, self._reasoning, self._refusal = SurrogateJoiner(), SurrogateJoiner(), SurrogateJoiner()
+        self._calls = ToolCallReader()
         self._reason: FinishReason | None = None
-        self._has_failed = self._has_text = self._has_calls = self._has_refused = False
+        self._stopped_by: StoppedBy | None = None
+        self._stop_string: str | None = None
+        self._has_begun = self._has_output = self._has_refused = self._has_foreign = False
         self._usage: Usage | None = None
         self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
 
     def read_chunk(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
-        """The events of the next chunk, without its finish."""
+        """The events of the next chunk, without its finish; raises BrokenAnswerError."""
         if chunk.get("usage"):
-            self._usage = parse_usage(chunk) or self._usage
-        choice = _get_first_choice_or_empty(chunk)
-        if reason := choice.get("finish_reason"):
-            self._reason, self._has_failed = parse_finish_reason(choice), str(reason) in _FAILED_FINISH_REASONS
-        delta: Mapping[str, Any] = choice.get("delta") or _EMPTY_CHOICE
-        content: object = choice.get("text") or delta.get("content")
-        if type(content) is str and content and self._is_text_alone and delta.keys() <= _TEXT_ONLY_FIELDS:
-            self._has_text = True
-            return [TextDelta(content)]  # nearly always
-        return self._read_delta_beyond_text(choice, delta, content)
+            self._usage = parse_usage(chunk)
+        choices: Any = chunk.get("choices")
+        if self._is_fast and type(choices) is list and len(choices) == 1:
+            choice: Any = choices[0]
+            delta: Any = choice.get("delta") if type(choice) is dict else None
+            if type(delta) is dict and not choice.get("finish_reason") and not choice.get("index"):
+                content: Any = delta.get("content")
+                is_text = type(content) is str and content and (content.isascii() or is_encodable(content))
+                if is_text and delta.keys() <= _TEXT_ONLY_FIELDS and not choice.get("text"):
+                    self._has_output = True
+                    return [TextDelta(content)]  # nearly always
+        found = self._find_choice(chunk)
+        return [] if found is None else self.read_choice(found)
 
-    def _read_delta_beyond_text(
-        self, choice: Mapping[str, Any], delta: Mapping[str, Any], content: object
-    ) -> list[StreamEvent]:
-        """The events of a choice that brings more than a text, or none."""
-        token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
+    def read_choice(self, choice: Mapping[str, Any]) -> list[StreamEvent]:
+        """The events of a choice of the next chunk, without its finish; raises BrokenAnswerError."""
+        if error := choice.get("error"):
+            raise BrokenAnswerError("broke off its answer", reported=error, is_transient=True)
+        delta, is_whole = self._get_delta(choice)
+        text_of_choice = choice.get("text")  # some servers send both
+        content = delta.get("content") if text_of_choice is None or text_of_choice == "" else text_of_choice
+        is_over = self._read_end(choice)
+        token_ids = self._find_token_ids(choice)
         texts: list[StreamEvent]
         if isinstance(content, list):
             texts = list(_parse_content_parts(cast("list[object]", content)))
         else:
-            text = _get_text_or_empty(content)
+            text = self._text.push(_check_text("content", content))
+            text += self._text.flush() if is_over else ""
             logprobs = self._read_logprobs_of_text(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
-        self._has_text = self._has_text or bool(texts)
-        calls: list[StreamEvent] = list(self._parse_tool_call_deltas(delta))
+        self._is_fast = self._is_text_alone and not self._text.held and not self._index
+        calls: list[StreamEvent] = [*self._calls.read_delta(delta, is_whole=is_whole)]
+        if is_over:
+            calls += self._calls.flush()
         if calls and token_ids:  # they say that all before them is what the server made of them
             texts = [replace(text, token_ids=None) for text in texts if isinstance(text, TextDelta) and text.text]
             calls.append(TextDelta("", "plain", token_ids))
-        return [*self._parse_reasoning_events(delta), *texts, *calls]
+        events = [*self._read_reasoning(delta, is_over=is_over), *texts, *calls]
+        events += self._read_details(delta, is_over=is_over)
+        self._has_begun = self._has_begun or bool(events)
+        self._has_output = self._has_output or bool(texts or calls)
+        return events
+
+    def flush(self) -> list[StreamEvent]:
+        """What is held back, where the answer ends without a finish reason."""
+        text = self._text.flush()
+        events: list[StreamEvent] = [TextDelta(text)] if text else []
+        return [*events, *self._calls.flush()]
+
+    def make_finish(self, *, is_done: bool = False) -> Finish | None:
+        """How the answer ended; None: it did not end well, `failure_message` says how.
+
+        `is_done`: the stream ended with `[DONE]`. Servers that never name a finish reason (Snowflake, gateways to
+        Gemini), or now and then do not (vLLM), send it all the same, and only when they have finished: behind text or
+        tool calls it is a good end. The SDKs take the end of a connection for one, too, but so ends an answer whose
+        server or gateway died: without `[DONE]` it has broken off.
+        """
+        reason = self._reason
+        if reason is None and is_done and self._has_output and not self._has_foreign:
+            reason = "tool_calls" if self._calls.has_calls else "stop"
+        if reason is None or self._calls.is_nameless:
+            return None
+        stopped_by = self._stopped_by
+        if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
+            reason = stopped_by = "content_filter"
+        elif stopped_by is None:
+            stopped_by = None if reason == "length" else _STOPPED_BY.get(reason)
+        return Finish(reason, self._usage, stopped_by, stop_string=self._stop_string)
+
+    @property
+    def failure_message(self) -> str:
+        """What the server did where `make_finish` gives nothing."""
+        if self._calls.is_nameless:
+            return "called a tool without its name"
+        return "ended its answer without a finish reason"
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool was called."""
+        return self._calls.has_calls
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _find_choice(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The choice of a chunk that is read; None in a chunk without it."""
+        choices = list_choices(chunk)
+        if choices is None:
+            self._has_foreign = True
+            return None
+        if self._index is None and choices:
+            self._index = 0 if self._has_output else read_choice_index(choices[0]) or 0
+            self._is_fast = self._is_fast and self._index == 0
+        own = (choice for position, choice in enumerate(choices) if self._is_own(position, choice))
+        return next(own, None)
+
+    def _is_own(self, position: int, choice: Mapping[str, Any]) -> bool:
+        """Whether a choice is the one that is read. One without an index is, where it comes first."""
+        index = read_choice_index(choice)
+        return position == 0 if index is None else index == self._index
+
+    def _get_delta(self, choice: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+        """What a choice brings, and whether that is a whole message: an answer that came at once, in a stream too."""
+        for name in ("delta", "message"):
+            value = choice.get(name)
+            if value is not None and not isinstance(value, dict):
+                raise BrokenAnswerError(f"sent a {name} of type {type(value).__name__}")
+            if value is not None:  # some servers repeat all that has come as `message`, beside the delta or at the end
+                is_whole = name == "message"
+                return (_EMPTY_OBJECT if is_whole and (self._has_begun or self._has_output) else value), is_whole  # pyright: ignore[reportUnknownVariableType]
+        return _EMPTY_OBJECT, False
+
+    def _read_end(self, choice: Mapping[str, Any]) -> bool:
+        """Take in why a choice ended, if it did."""
+        word = choice.get("finish_reason")
+        reason = read_finish_reason(word)
+        if reason is None:
+            return False
+        if reason == "failed":
+            quoted = str(word)[:_MAX_QUOTED_CHARS]
+            raise BrokenAnswerError(f"broke off its answer: its finish reason is {quoted!r}", is_transient=True)
+        self._reason = reason
+        self._stopped_by = "max_tokens" if reason == "length" and str(word).lower() in _LIMIT_WORDS else None
+        if reason == "stop":
+            found = (choice.get(name) for name in _STOP_STRING_FIELDS)
+            self._stop_string = next((stop for stop in found if isinstance(stop, str) and stop in self._stops), None)
+            self._stopped_by = None if self._stop_string is None else "stop_string"
+        return True
+
+    def _find_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The ids of a piece; None also where they are none."""
+        if self._read_token_ids is None:
+            return None
+        try:
+            token_ids = self._read_token_ids(choice)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return None
+        is_right = token_ids is not None and all(type(token_id) is int and token_id >= 0 for token_id in token_ids)
+        return token_ids if is_right else None
 
     def _read_logprobs_of_text(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
         """Those of a piece of text, and of what came before it without any."""
@@ -102,45 +256,70 @@ class ChunkReader:
         self._held_logprobs = () if has_text else logprobs
         return logprobs if has_text else None
 
-    def make_finish(self, *, is_done: bool = False) -> Finish | None:
-        """How the answer ended; None: it did not end well, `failure` says how.
-
-        `is_done`: the stream ended with `[DONE]`. Servers that never name a finish reason (Snowflake, gateways to
-        Gemini), or now and then do not (vLLM), send it all the same, and only when they have finished: behind text or
-        tool calls it is a good end. The SDKs take the end of a connection for one, too, but so ends an answer whose
-        server or gateway died: without `[DONE]` it has broken off.
-        """
-        reason = self._reason
-        if reason is None and is_done and not self._has_failed and (self._has_text or self._has_calls):
-            reason = "tool_calls" if self._has_calls else "stop"
-        if reason is None:
-            return None
-        if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
-            reason = "content_filter"
-        return Finish(reason, self._usage, _STOPPED_BY.get(reason))
-
-    @property
-    def failure_message(self) -> str:
-        """What the server did where `finish` gives nothing."""
-        if self._has_failed:
-            return "broke off its answer: the finish reason is an error"
-        return "ended its answer without a finish reason"
-
-    def _parse_reasoning_events(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        if reasoning := _get_text_or_empty(delta.get("reasoning_content") or delta.get("reasoning")):
+    def _read_reasoning(self, delta: Mapping[str, Any], *, is_over: bool) -> Iterator[StreamEvent]:
+        reasoning = self._reasoning.push(_get_text_or_empty(delta.get("reasoning_content") or delta.get("reasoning")))
+        if reasoning := reasoning + (self._reasoning.flush() if is_over else ""):
             yield ReasoningDelta(reasoning)
         details: object = delta.get("reasoning_details")
         for detail in cast("list[object]", details) if isinstance(details, list) else ():
             if isinstance(detail, dict):
-                yield ReasoningDetail("chat", cast("Mapping[str, Any]", detail))
-        if refusal := _get_text_or_empty(delta.get("refusal")):
-            self._has_refused = self._has_text = True
-            yield TextDelta(refusal)
+                yield ReasoningDetail("chat", mend_value(detail))
 
-    def _parse_tool_call_deltas(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        for position, call in enumerate(delta.get("tool_calls") or ()):
-            self._has_calls = True
-            yield self._numbers.assign_call_number(_parse_tool_call_delta(call, position))
+    def _read_details(self, delta: Mapping[str, Any], *, is_over: bool) -> Iterator[StreamEvent]:
+        refusal = self._refusal.push(_check_text("refusal", delta.get("refusal") or None))
+        if refusal := refusal + (self._refusal.flush() if is_over else ""):
+            self._has_refused = self._has_output = True
+            yield AnswerDetail("chat", {"refusal": refusal})
+        for name in DETAIL_FIELDS:
+            value = delta.get(name)
+            if value and isinstance(value, list | dict):
+                self._has_output = True
+                yield AnswerDetail("chat", {name: mend_value(value)})
+
+
+def create_chunk_reader(request: ChatRequest, read_token_ids: ReadTokenIds | None = None) -> ChunkReader:
+    """A reader of what answers a request."""
+    return ChunkReader(
+        read_token_ids,
+        has_logprobs=request.top_logprobs is not None,
+        stops=request.stop,
+        is_only_choice=request.extra.get("n") in (None, 1),
+    )
+
+
+def list_choices(chunk: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The choices of a chunk; None for an object that is no chunk; raises BrokenAnswerError for what are none."""
+    choices: object = chunk.get("choices")
+    if choices is None:
+        if chunk.get("usage"):
+            return []
+        if chunk.keys() & _CHUNK_FIELDS:
+            raise BrokenAnswerError("sent a chunk without choices")
+        return None if chunk else []
+    if not isinstance(choices, list):
+        raise BrokenAnswerError(f"sent choices of type {type(choices).__name__}")
+    for choice in cast("list[object]", choices):
+        if not isinstance(choice, dict):
+            raise BrokenAnswerError(f"sent a choice of type {type(choice).__name__}")
+    return cast("list[Mapping[str, Any]]", choices)
+
+
+def read_choice_index(choice: Mapping[str, Any]) -> int | None:
+    """The index of a choice, also in a text or with a point; None where it has none, or what cannot be one."""
+    index = choice.get("index")
+    if isinstance(index, str) and index.isdecimal() and index.isascii():
+        index = int(index[:9])
+    if isinstance(index, float) and index.is_integer():
+        index = int(index)
+    return index if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < _MAX_CHOICES else None
+
+
+def _check_text(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BrokenAnswerError(f"sent {name} of type {type(value).__name__}")
+    return value
 
 
 def _get_text_or_empty(value: object) -> str:
@@ -154,10 +333,10 @@ def _parse_content_parts(content: Iterable[object]) -> Iterator[StreamEvent]:
     soon as the thinking is over.
     """
     for part in content:
-        fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _EMPTY_CHOICE
-        if fields.get("type") == "text" and (text := _get_text_or_empty(fields.get("text"))):
+        fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _EMPTY_OBJECT
+        if fields.get("type") == "text" and (text := mend_value(_check_text("a text part", fields.get("text")))):
             yield TextDelta(text)
-        elif fields.get("type") == "thinking" and (thought := _join_thinking_text(fields.get("thinking"))):
+        elif fields.get("type") == "thinking" and (thought := mend_value(_join_thinking_text(fields.get("thinking")))):
             yield ReasoningDelta(thought)
 
 
@@ -170,71 +349,7 @@ def _join_thinking_text(thinking: object) -> str:
     )
 
 
-def _parse_tool_call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
-    function: Mapping[str, Any] = call.get("function") or {}
-    index = call.get("index")
-    return ToolCallDelta(
-        position if index is None else int(index),
-        call.get("id") or None,
-        function.get("name") or None,
-        function.get("arguments") or "",
-    )
-
-
-class _ToolCallNumbering:
-    """Numbers a stream's tool calls, also where a server gives them no index, or all the same one: by their ids."""
-
-    def __init__(self) -> None:
-        self._ids: dict[int, str | None] = {}  # of the calls so far, by number
-        self._numbers: dict[int, int] = {}  # by the server's index: of the latest call that it gave that index
-
-    def assign_call_number(self, event: ToolCallDelta) -> ToolCallDelta:
-        """The piece of a call with its number among the stream's calls."""
-        number = self._numbers.get(event.index, event.index)
-        if event.id is not None and self._ids.get(number) not in (None, event.id):
-            known = (n for n, call_id in self._ids.items() if call_id == event.id)
-            number = next(known, max(self._ids) + 1)
-        self._numbers[event.index] = number
-        self._ids[number] = self._ids.get(number) or event.id
-        return replace(event, index=number)
-
-
 def parse_finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     """Why a choice ended, where it says so; None also where it was broken off."""
-    reason = choice.get("finish_reason")
-    return None if not reason or str(reason) in _FAILED_FINISH_REASONS else _FINISH_REASONS.get(str(reason), "stop")
-
-
-def has_finish_reason(chunk: Mapping[str, Any]) -> bool:
-    """Whether it says why one of the choices ended."""
-    choices: list[Mapping[str, Any]] = chunk.get("choices") or []
-    return any(choice.get("finish_reason") for choice in choices)
-
-
-def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
-    """The token counts of a chunk that has them."""
-    usage = chunk.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    counts = cast("Mapping[str, Any]", usage)
-    prompt: Mapping[str, Any] = counts.get("prompt_tokens_details") or _EMPTY_CHOICE
-    answer: Mapping[str, Any] = counts.get("completion_tokens_details") or _EMPTY_CHOICE
-    num_rejected = answer.get("rejected_prediction_tokens") or 0
-    return Usage(
-        input_tokens=counts.get("prompt_tokens") or 0,
-        output_tokens=counts.get("completion_tokens") or 0,
-        cached_input_tokens=prompt.get("cached_tokens") or 0,
-        reasoning_tokens=answer.get("reasoning_tokens") or 0,
-        accepted_prediction_tokens=answer.get("accepted_prediction_tokens") or 0,
-        rejected_prediction_tokens=num_rejected,
-        cancelled_output_tokens=num_rejected,  # which are counted as output
-    )
-
-
-def _get_first_choice_or_empty(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The choice that this library reads; empty in a chunk without one."""
-    choices: list[Mapping[str, Any]] = chunk.get("choices") or []
-    for choice in choices:
-        if not choice.get("index"):
-            return choice
-    return _EMPTY_CHOICE
+    reason = read_finish_reason(choice.get("finish_reason"))
+    return None if reason == "failed" else reason

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
+from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.chat import ChatRequest, TokenLogprob
+from llm_spec.surrogates import mend_text
 
 __all__ = [
     "build_chat_logprobs",
     "build_logprob_fields",
+    "clean_logprobs",
     "convert_logprobs_to_openai",
     "make_logprob_finite",
     "parse_logprobs",
@@ -29,30 +32,76 @@ def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
 
 
 def parse_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...] | None:
-    """Those of a choice or of one chunk of it; None: it has none."""
+    """Those of a choice or of one chunk of it; None: it has none. Raises BrokenAnswerError for what are none."""
     value = choice.get("logprobs")
-    if not isinstance(value, dict):
+    if not value:
         return None
+    if not isinstance(value, dict):
+        raise _build_type_error("logprobs", value)
     fields = cast("Mapping[str, Any]", value)
     if fields.get("tokens"):
         return tuple(_parse_completion_logprobs(fields))
-    return tuple(_parse_logprob_entry(entry) for entry in cast("list[Mapping[str, Any]]", fields.get("content") or []))
+    return tuple(map(_parse_logprob_entry, _check_list("logprobs.content", fields.get("content"))))
 
 
-def _parse_logprob_entry(entry: Mapping[str, Any]) -> TokenLogprob:
-    token_bytes: Sequence[int] | None = entry.get("bytes")
-    top = tuple(_parse_logprob_entry(likely) for likely in entry.get("top_logprobs") or ())
-    return TokenLogprob(
-        entry.get("token") or "", float(entry["logprob"]), None if token_bytes is None else bytes(token_bytes), top
-    )
+def _parse_logprob_entry(entry: object) -> TokenLogprob:
+    if not isinstance(entry, dict):
+        raise _build_type_error("an entry of logprobs", entry)
+    fields = cast("Mapping[str, Any]", entry)
+    token = fields.get("token")
+    if not isinstance(token, str | None):
+        raise _build_type_error("a token of logprobs", token)
+    top = tuple(map(_parse_logprob_entry, _check_list("top_logprobs", fields.get("top_logprobs"))))
+    return TokenLogprob(mend_text(token or ""), _parse_number(fields.get("logprob")), _find_bytes(fields), top)
+
+
+def _find_bytes(entry: Mapping[str, Any]) -> bytes | None:
+    """The bytes of a token; None where they are not told, or cannot be."""
+    value = entry.get("bytes")
+    try:
+        return bytes(cast("list[int]", value)) if isinstance(value, list) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _parse_number(value: object) -> float:
+    """A log-probability; of one that is not finite the value for what is as good as impossible."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _build_type_error("a log-probability", value)
+    return float(value) if abs(value) < -_IMPOSSIBLE else _IMPOSSIBLE
+
+
+def _check_list(name: str, value: object) -> Sequence[Any]:
+    if value is not None and not isinstance(value, list):
+        raise _build_type_error(name, value)
+    return cast("Sequence[Any]", value or ())
+
+
+def _build_type_error(name: str, value: object) -> BrokenAnswerError:
+    return BrokenAnswerError(f"sent {name} of type {type(value).__name__}")
 
 
 def _parse_completion_logprobs(fields: Mapping[str, Any]) -> Iterator[TokenLogprob]:
-    tops: Sequence[Mapping[str, float] | None] | None = fields.get("top_logprobs")
-    for token, logprob, top in zip(fields["tokens"], fields["token_logprobs"], tops or repeat(None), strict=False):
-        likely = sorted((top or {}).items(), key=lambda pair: -pair[1])
+    tokens, logprobs = (_check_list(name, fields.get(name)) for name in ("tokens", "token_logprobs"))
+    tops = _check_list("top_logprobs", fields.get("top_logprobs"))
+    for token, logprob, top in zip(tokens, logprobs, tops or repeat(None), strict=False):
+        if not isinstance(token, str):
+            raise _build_type_error("a token of logprobs", token)
+        if not isinstance(top, dict | None):
+            raise _build_type_error("an entry of top_logprobs", top)
         if logprob is not None:  # a prompt's first token has none
-            yield TokenLogprob(token, float(logprob), None, tuple(TokenLogprob(*pair) for pair in likely))
+            pairs = [(mend_text(text), _parse_number(of)) for text, of in cast("dict[str, Any]", top or {}).items()]
+            likely = tuple(TokenLogprob(*pair) for pair in sorted(pairs, key=lambda pair: -pair[1]))
+            yield TokenLogprob(mend_text(token), _parse_number(logprob), None, likely)
+
+
+def clean_logprobs(value: object) -> Any:
+    """The `logprobs` of a choice with finite numbers, for those who read them as they are."""
+    if isinstance(value, float) and not abs(value) < -_IMPOSSIBLE:
+        return _IMPOSSIBLE
+    if isinstance(value, dict):
+        return {name: clean_logprobs(of) for name, of in cast("dict[str, Any]", value).items()}
+    return list(map(clean_logprobs, cast("list[object]", value))) if isinstance(value, list) else value
 
 
 def convert_logprobs_to_openai(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 HTTP errors
 - `make_status_error`: the error for a response's status, headers and message.
-- `read_stream_error_status`: the status that an error inside a stream stands for.
+- `find_reported_error`: what a server reports in place of an answer; `get_error_words`: its words,
+  `read_stream_error_status`: the status that it stands for.
 - `mask_secrets`: a text without the given keys.
 
 Headers
@@ -16,8 +17,11 @@ Event loops and clocks
 JSON and chunks
 - `loads`, `dumps`: JSON by orjson where it is installed.
 - `ChunkReader`: the events of chunks as OpenAI's chat API streams them. `ReadTokenIds` is what reads ids from a choice.
+  `create_chunk_reader`: one for a request. What it cannot read it raises as `BrokenAnswerError`.
+- `ChunkNormalizer`, `create_chunk_normalizer`: such chunks in the API's own form, for `ChunkStreaming`.
+- `read_token_count`: a count of tokens, if it is one.
 - `build_logprob_fields`: what such a body says for `ChatRequest.top_logprobs`.
-- `has_finish_reason`, `parse_finish_reason`: whether and why a choice of a chunk ended.
+- `parse_finish_reason`: why a choice of a chunk ended.
 - `ChatResponseBuilder`: a response from the events of a stream.
 
 Types of chat
@@ -62,6 +66,7 @@ from llm_spec._lazy import make_lazy_exports
 if TYPE_CHECKING:
     from llm_spec._checks import check_number
     from llm_spec._clock import now
+    from llm_spec.broken_answer import BrokenAnswerError
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
     from llm_spec.continuation import ContinuationTest
@@ -73,13 +78,21 @@ if TYPE_CHECKING:
     from llm_spec.model_folder.chat_template import ChatTemplate
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
-    from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
+    from llm_spec.openai_chat import ChunkReader, ReadTokenIds, create_chunk_reader, parse_finish_reason
+    from llm_spec.openai_chunks import ChunkNormalizer, create_chunk_normalizer
     from llm_spec.openai_logprobs import build_logprob_fields
     from llm_spec.pass_threads import run_pass
     from llm_spec.prefill import prefill_prompt
     from llm_spec.query_options import parse_query_options
     from llm_spec.session_affinity import get_session_headers
-    from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+    from llm_spec.status_errors import (
+        find_reported_error,
+        get_error_words,
+        make_status_error,
+        mask_secrets,
+        read_stream_error_status,
+    )
+    from llm_spec.token_counts import read_token_count
     from llm_spec.token_model_provider import TokenModelProvider
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
     from llm_spec.tokens.noise import NOISE_GROUP_SIZE, NoisePurpose
@@ -92,8 +105,10 @@ __all__ = [
     "MAX_LOOKAHEAD",
     "NOISE_GROUP_SIZE",
     "PREFILL_CHUNK_TOKENS",
+    "BrokenAnswerError",
     "ChatResponseBuilder",
     "ChatTemplate",
+    "ChunkNormalizer",
     "ChunkReader",
     "ContentPart",
     "ContinuationTest",
@@ -113,12 +128,15 @@ __all__ = [
     "check_number",
     "choose_idle_cache",
     "count_usable_cores",
+    "create_chunk_normalizer",
+    "create_chunk_reader",
     "dumps",
     "find_constrained_part",
     "find_file",
     "find_message_parts",
+    "find_reported_error",
+    "get_error_words",
     "get_session_headers",
-    "has_finish_reason",
     "is_greedy",
     "list_format_marks",
     "loads",
@@ -132,12 +150,14 @@ __all__ = [
     "prefill_prompt",
     "read_json",
     "read_stream_error_status",
+    "read_token_count",
     "run_pass",
 ]
 
 _NAMES_BY_MODULE: Final = {
     "llm_spec._checks": "check_number",
     "llm_spec._clock": "now",
+    "llm_spec.broken_answer": "BrokenAnswerError",
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",
     "llm_spec.continuation": "ContinuationTest",
@@ -149,13 +169,17 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.model_folder.chat_template": "ChatTemplate",
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
-    "llm_spec.openai_chat": "ChunkReader ReadTokenIds has_finish_reason parse_finish_reason",
+    "llm_spec.openai_chat": "ChunkReader ReadTokenIds create_chunk_reader parse_finish_reason",
+    "llm_spec.openai_chunks": "ChunkNormalizer create_chunk_normalizer",
     "llm_spec.openai_logprobs": "build_logprob_fields",
     "llm_spec.pass_threads": "run_pass",
     "llm_spec.prefill": "prefill_prompt",
     "llm_spec.query_options": "parse_query_options",
     "llm_spec.session_affinity": "get_session_headers",
-    "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
+    "llm_spec.status_errors": (
+        "find_reported_error get_error_words make_status_error mask_secrets read_stream_error_status"
+    ),
+    "llm_spec.token_counts": "read_token_count",
     "llm_spec.token_model_provider": "TokenModelProvider",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
     "llm_spec.tokens.noise": "NOISE_GROUP_SIZE NoisePurpose",

@@ -258,6 +258,7 @@ class AnswerRecorder:
             case ReasoningDetail():
                 self._reasoning.append(event)
             case AnswerDetail():
+                self._other_deltas.append(event)
                 self._details.append(event)
             case ToolCallDelta():
                 self._other_deltas.append(event)

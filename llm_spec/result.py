@@ -235,6 +235,11 @@ class SpeculativeResult:
     details: tuple[AnswerDetail, ...] = ()
 
     @property
+    def refusal(self) -> str:
+        """What the model says to refuse, which is no part of `content`; "" where it does not."""
+        return "".join(detail.refusal for detail in self.details)
+
+    @property
     def message(self) -> ChatMessage:
         """The answer as a chat message."""
         return ChatMessage("assistant", self.content or None, tool_calls=self.tool_calls, reasoning=self.reasoning)

@@ -15,22 +15,38 @@ from typing import Final, cast
 
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
-__all__ = ["make_status_error", "mask_secrets", "read_retry_after_s", "read_stream_error_status"]
+__all__ = [
+    "find_reported_error",
+    "get_error_words",
+    "make_status_error",
+    "mask_secrets",
+    "read_retry_after_s",
+    "read_stream_error_status",
+]
 
 _INVALID_STATUSES: Final = frozenset({400, 413, 422})
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
 _STATUS_BY_ERROR_TYPE: Final[
     Mapping[str, int]
 ] = {  # of the codes and types of errors in a stream, whose own status was good
+    "api_error": 500,
     "authentication_error": 401,
+    "badrequesterror": 400,  # vLLM, SGLang
+    "billing_error": 402,
     "content_filter": 400,
     "content_policy_violation": 400,
     "context_length_exceeded": 400,
     "exceed_context_size_error": 400,
+    "internalservererror": 500,
+    "notfounderror": 404,
+    "ratelimiterror": 429,
+    "serviceunavailableerror": 503,
+    "unprocessableentityerror": 422,
     "insufficient_quota": 429,
     "invalid_api_key": 401,
     "invalid_prompt": 400,
     "invalid_request_error": 400,
+    "request_too_large": 413,
     "model_not_found": 404,
     "not_found_error": 404,
     "overloaded_error": 503,
@@ -38,11 +54,62 @@ _STATUS_BY_ERROR_TYPE: Final[
     "rate_limit_error": 429,
     "rate_limit_exceeded": 429,
     "server_error": 500,
+    "timeout_error": 504,
+    "unavailable": 503,
+    "validation": 422,  # TGI
+    "40301": 404,  # FastChat: the model, a parameter, the context; its other codes begin with their status
+    "40302": 400,
+    "40303": 400,
 }
 _UNKNOWN_STATUS: Final = 500
+_CONTEXT_CODE: Final = "context_length_exceeded"
 _CANONICAL_CODES: Final[Mapping[str, str]] = {
-    "exceed_context_size_error": "context_length_exceeded"
-}  # llama.cpp's type
+    "exceed_context_size_error": _CONTEXT_CODE,  # llama.cpp's type
+    "40303": _CONTEXT_CODE,  # FastChat
+    "1261": _CONTEXT_CODE,  # Zhipu
+    "context_window_exceeded": _CONTEXT_CODE,
+    "prompt_too_long": _CONTEXT_CODE,
+}
+_N: Final = r"~?\d[\d,.]*"
+# How servers begin the message of a prompt that is too long. Whole forms from the first word on, with their numbers:
+# a message that quotes what a user wrote does not begin with it.
+_CONTEXT_FORMS: Final = re.compile(
+    r"(?:litellm\.)?(?:ContextWindowExceededError: )?(?:litellm\.BadRequestError: )?(?:\w+Exception - )?"
+    r"(?:Error code: 400 - )?(?:Input validation error: )?(?:Invalid request: )?(?:"
+    + "|".join(
+        form.replace("<n>", _N)
+        for form in (
+            r"This (?:model|endpoint)'s maximum (?:context|prompt) length is <n>",  # OpenAI, vLLM, DeepSeek, xAI
+            r"The (?:decoder|encoder|engine)? ?prompt \((?:total )?length <n>\) (?:is longer|exceeds)",  # vLLM
+            r"Input length \(<n>(?: tokens)?\) (?:exceeds|is longer than)",  # vLLM, SGLang
+            r"The input \(<n> tokens\) is longer than the model's context length",  # SGLang
+            r"Requested token count exceeds the model's maximum context length",  # SGLang
+            r"(?:the )?request(?: \(<n> tokens\))? exceeds the available context size",  # llama.cpp
+            r"(?:the )?input (?:length )?exceeds (?:the )?(?:maximum )?context length",  # Ollama
+            r"prompt (?:is )?too long[;:] ",  # Ollama, Anthropic
+            r"The prompt is too long: <n>",  # Fireworks
+            r"`?inputs`? must have less than <n> `?tokens`?",  # TGI
+            r"`?inputs`? tokens \+ `?max_new_tokens`? must be <= <n>",  # TGI, Together
+            r"input length and `?max_tokens`? exceed context limit",  # Anthropic
+            r"Trying to keep the first <n> tokens when context the overflows",  # LM Studio
+            r"The number of tokens to keep from the initial prompt is greater than the context length",
+            r"Reached context length of <n> tokens",
+            r"Cannot truncate prompt with n_keep",
+            r"Requested tokens \(<n>\) exceed context window of <n>",  # llama-cpp-python
+            r"Prompt contains <n> tokens(?: and <n> draft tokens)?, too large for model",  # Mistral
+            r"Prompt (?:length|with) \(?<n>\)?.{0,40}?(?:exceeds|is greater than)",  # TabbyAPI, TensorRT-LLM
+            r"Please reduce the length of the messages or completion",  # Groq, Cerebras
+            r"The input token count(?: \(<n>\))? exceeds the maximum number of tokens allowed",  # Gemini
+            r"Input is too long for requested model",  # Bedrock
+            r"too many tokens: ",  # Cohere
+            r"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of input length should be \[",  # Qwen
+            r"Your request exceeded model token limit",  # Moonshot
+            r"Prompt exceeds max length",  # Zhipu
+        )
+    )
+    + ")",
+    re.IGNORECASE,
+)
 _CODE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # a number is only the status again
 _PARAM_PATTERN: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,127}")
 _MIN_SECRET_LENGTH: Final = 8
@@ -67,6 +134,8 @@ def make_status_error(
     error = _choose_status_error(status, headers, message)
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
+    if status in _INVALID_STATUSES and _CONTEXT_FORMS.match(get_error_words(reported)):
+        error.code = _CONTEXT_CODE
     return error
 
 
@@ -74,14 +143,47 @@ def _read_code_and_param(reported: Mapping[str, object]) -> tuple[str | None, st
     """The code and the parameter that an error object names: words alone, as other texts may quote anything."""
     details = reported.get("details")  # where Anthropic has its codes
     named = cast("Mapping[str, object]", details).get("error_code") if isinstance(details, Mapping) else None
-    kind = str(reported.get("type"))
-    for code in (_CANONICAL_CODES.get(kind), named, reported.get("code")):
+    kind, number = str(reported.get("type")), str(reported.get("code") or reported.get("error_code"))
+    for code in (_CANONICAL_CODES.get(kind), _CANONICAL_CODES.get(number), named, reported.get("code")):
         if isinstance(code, str) and _CODE_PATTERN.fullmatch(code):
             break
     else:
         code = None
     param = reported.get("param")
     return code, param if isinstance(param, str) and _PARAM_PATTERN.fullmatch(param) else None
+
+
+def find_reported_error(answer: Mapping[str, object]) -> object:
+    """What a server reports in place of an answer, or of a piece of one; None: it reports nothing.
+
+    Most say `error`. Others send the fields of one error as they are (vLLM's `object: error`), a text with an
+    `error_code` (FastChat), or what their web framework says (`detail`): each has a message, and no choices.
+    """
+    if error := answer.get("error"):
+        return error
+    if answer.get("choices"):
+        return None
+    is_flat = answer.get("object") == "error" or answer.get("type") == "error" or answer.get("error_code")
+    if is_flat or any(
+        answer.get(name) and isinstance(answer[name], str) for name in ("detail", "message", "error_msg")
+    ):
+        return answer
+    for name in ("detail", "errors"):
+        if answer.get(name) and isinstance(answer[name], list | dict):
+            return answer
+    base = answer.get("base_resp")  # MiniMax
+    return base if isinstance(base, Mapping) and cast("Mapping[str, object]", base).get("status_code") else None
+
+
+def get_error_words(error: object) -> str:
+    """A server's own words, in whichever of the usual forms they come."""
+    if not isinstance(error, Mapping):
+        return "" if error is None else str(error)
+    fields = cast("Mapping[str, object]", error)
+    for name in ("error", "message", "detail", "error_msg", "status_msg", "text", "msg"):
+        if value := fields.get(name):
+            return get_error_words(value)
+    return str(dict(fields))
 
 
 def _choose_status_error(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
@@ -104,9 +206,11 @@ def read_stream_error_status(error: object) -> int:
     if not isinstance(error, Mapping):
         return _UNKNOWN_STATUS
     fields = cast("Mapping[str, object]", error)
-    for value in (fields.get("code"), fields.get("type")):
-        word = str(value)
-        status = int(word) if word.isdecimal() and word.isascii() else _STATUS_BY_ERROR_TYPE.get(word)
+    for name in ("code", "error_code", "type", "error_type", "status", "status_code"):
+        word = str(fields.get(name)).removesuffix(".0").lower()
+        status = _STATUS_BY_ERROR_TYPE.get(word)
+        if status is None and word.isdecimal() and word.isascii() and len(word) in (3, 5):
+            status = int(word[:3])
         if status is not None and 400 <= status <= 599:
             return status
     return _UNKNOWN_STATUS

@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, cast
 
 from llm_spec.chat import (
+    AnswerDetail,
     AnswerStarted,
     Fallback,
+    FinishReason,
     GuaranteeWeakened,
     ReasoningDelta,
     ReasoningDetail,
@@ -26,9 +29,11 @@ from llm_spec.chat import (
 )
 from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
+from llm_spec.openai_chunks import build_tool_call_delta
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
+from llm_spec.server.answer_details import merge_detail
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     SSE_DONE,
@@ -177,6 +182,11 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         message = {**result.message.to_openai(), "refusal": None}
     if result.reasoning:
         message["reasoning_content"] = result.reasoning
+    for detail in result.details:
+        if detail.api == "chat":
+            merge_detail(message, detail.value)
+    if message["refusal"] and not message["content"]:
+        message["content"] = None
     if details := _merge_reasoning_details(result):
         message["reasoning_details"] = details
     usage = build_chat_usage(result)
@@ -184,7 +194,7 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         "index": 0,
         "message": message,
         "logprobs": build_chat_logprobs(result.logprobs),
-        "finish_reason": get_finish_reason(result),
+        "finish_reason": _get_chat_finish_reason(result),
     }
     return {
         "id": f"chatcmpl-{answer_id}",
@@ -195,6 +205,12 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         **({} if usage is None else {"usage": usage}),
         **build_acceptance_fields(result),
     }
+
+
+def _get_chat_finish_reason(result: SpeculativeResult) -> FinishReason:
+    """As OpenAI ends a refusal: the message says that it is one."""
+    reason = get_finish_reason(result)
+    return "stop" if reason == "content_filter" and result.refusal else reason
 
 
 def _merge_reasoning_details(result: SpeculativeResult) -> list[Json]:
@@ -249,7 +265,7 @@ class ChatStreamEncoder:
         )
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = format_sse(self._build_chunk_with_choice({}, get_finish_reason(result)))
+        frames = format_sse(self._build_chunk_with_choice({}, _get_chat_finish_reason(result)))
         usage = build_chat_usage(result)
         last_chunk: Json = {**self._envelope, "choices": []}
         if self._trace:
@@ -279,6 +295,8 @@ class ChatStreamEncoder:
                 return {"reasoning_content": event.text}
             case ReasoningDetail("chat", detail):
                 return {"reasoning_details": [detail]}
+            case AnswerDetail("chat", detail):
+                return dict(detail)
             case ToolCallDelta():
                 return {"tool_calls": [self._build_tool_call_delta(event)]}
             case _:
@@ -287,11 +305,10 @@ class ChatStreamEncoder:
     def _build_tool_call_delta(self, event: ToolCallDelta) -> Json:
         """A piece of a call: its id and name with the first, and only with that."""
         if event.index in self._started_calls:
-            return {"index": event.index, "function": {"arguments": event.arguments}}
+            return build_tool_call_delta(replace(event, name=None))
         self._started_calls.add(event.index)
         call_id = event.id or f"call_{self._envelope['id']}_{event.index}"
-        function = {"name": event.name or "", "arguments": event.arguments}
-        return {"index": event.index, "id": call_id, "type": "function", "function": function}
+        return build_tool_call_delta(replace(event, id=call_id, name=event.name or ""))
 
     def _encode_event_with_trace(self, event: StreamEvent) -> bytes:
         elapsed_s = time.monotonic() - self._started_s

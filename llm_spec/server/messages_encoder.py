@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from llm_spec.chat import ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.chat import AnswerDetail, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import ToolCallSequencer, format_sse, get_client_token_counts, get_finish_reason
 from llm_spec.server.problems import HttpProblem
@@ -28,8 +28,9 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
 def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
     """A whole answer."""
     content = _build_thinking_blocks(result)
-    if result.content or not (content or result.tool_calls):  # an empty text may not be sent back
-        content.append({"type": "text", "text": result.content})
+    text = result.content + result.refusal
+    if text or not (content or result.tool_calls):  # an empty text may not be sent back
+        content.append({"type": "text", "text": text})
     content += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_tool_input(call.arguments)}
         for call in result.tool_calls
@@ -129,6 +130,8 @@ class MessagesStreamEncoder:
                 )
             case ReasoningDetail("messages", detail):
                 return self._encode_reasoning_detail(detail)
+            case AnswerDetail() if event.refusal:  # the end says that it is one
+                return self.encode_event(TextDelta(event.refusal))
             case ToolCallDelta():
                 return b"".join(map(self._encode_tool_call_delta, self._call_sequencer.push(event)))
             case _:

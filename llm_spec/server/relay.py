@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from llm_spec.chat import Usage
-from llm_spec.openai_chat import parse_usage
+from llm_spec.openai_chat import DETAIL_FIELDS
+from llm_spec.openai_usage import parse_usage
+from llm_spec.server.answer_details import merge_detail
 from llm_spec.server.request_fields import Json
 
 __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 
+_MERGED_FIELDS: Final = frozenset({"index", "delta", "text", "logprobs", "finish_reason"})
+_DETAIL_FIELDS: Final = (
+    "content",
+    "refusal",
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "function_call",
+    *DETAIL_FIELDS,
+)
+
 
 def rewrite_chunk_for_client(
-    chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool
+    chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool, kind: str = "chat.completion.chunk"
 ) -> Json | None:
     """A chunk under this server's names; None for one that holds only a usage that was not requested."""
-    rewritten = {**chunk, "id": answer_id, "model": model}
+    created = chunk.get("created")
+    rewritten = {
+        **chunk,
+        "id": answer_id,
+        "object": kind,
+        "created": created if type(created) is int else int(time.time()),
+        "model": model,
+    }
     rewritten["choices"] = [_fill_logprob_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
     if not include_usage:
         rewritten.pop("usage", None)
@@ -27,7 +47,7 @@ def rewrite_chunk_for_client(
 
 
 class ChunkMerger:
-    """Puts the chunks of one answer together."""
+    """Puts the chunks of one answer together, which are in the API's form (`ChunkNormalizer`)."""
 
     def __init__(self) -> None:
         self._choices: dict[int, Json] = {}
@@ -36,11 +56,13 @@ class ChunkMerger:
 
     def add_chunk(self, chunk: Mapping[str, Any]) -> None:
         """One more chunk."""
-        self.usage = parse_usage(chunk) or self.usage
-        self._usage = chunk.get("usage") or self._usage
+        if chunk.get("usage"):
+            self.usage = parse_usage(chunk)
+            self._usage = None if self.usage is None else chunk["usage"]
         for position, choice in enumerate(cast("list[Json]", chunk.get("choices") or [])):
             index = position if choice.get("index") is None else int(choice["index"])
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
+            merged |= {name: of for name, of in choice.items() if name not in _MERGED_FIELDS and of is not None}
             merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
             merged["logprobs"] = _append_logprob_lists(merged["logprobs"], _fill_logprob_lists(choice).get("logprobs"))
             if "text" in choice:
@@ -48,6 +70,17 @@ class ChunkMerger:
             elif choice.get("delta") is not None:
                 message = merged.setdefault("message", {"role": "assistant", "content": None, "refusal": None})
                 _append_delta_to_message(message, choice["delta"])
+
+    def end_open_choices(self) -> Json | None:
+        """A chunk that ends the choices which the target has left open, and ended well all the same (`[DONE]`)."""
+        ends: list[Json] = []
+        for index, merged in sorted(self._choices.items()):
+            if merged["finish_reason"] is None:
+                has_calls = "tool_calls" in merged.get("message", {})
+                merged["finish_reason"] = "tool_calls" if has_calls else "stop"
+                rest: Json = {"text": ""} if "text" in merged else {"delta": {}}
+                ends.append({"index": index, **rest, "finish_reason": merged["finish_reason"]})
+        return {"choices": ends} if ends else None
 
     def build_response_body(self, *, answer_id: str, model: str, kind: str) -> Json:
         """The answer."""
@@ -71,20 +104,19 @@ def _fill_logprob_lists(choice: Json) -> Json:
 
 
 def _append_delta_to_message(message: Json, delta: Json) -> None:
-    for name in ("content", "refusal", "reasoning_content", "reasoning"):
-        if isinstance(delta.get(name), str):
-            message[name] = (message.get(name) or "") + delta[name]
+    merge_detail(message, {name: delta[name] for name in _DETAIL_FIELDS if delta.get(name) is not None})
     for position, piece in enumerate(cast("list[Json]", delta.get("tool_calls") or [])):
         calls = cast("list[Json]", message.setdefault("tool_calls", []))
         index = position if piece.get("index") is None else int(piece["index"])
+        kind, text_field = ("custom", "input") if "custom" in piece else ("function", "arguments")
         if index > len(calls):
             continue  # a call that was never begun
-        while len(calls) <= index:
-            calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-        function = cast("Json", piece.get("function") or {})
-        calls[index]["id"] = calls[index]["id"] or piece.get("id") or ""
-        calls[index]["function"]["name"] += function.get("name") or ""
-        calls[index]["function"]["arguments"] += function.get("arguments") or ""
+        if index == len(calls):
+            calls.append({"id": "", "type": kind, kind: {"name": "", text_field: ""}})
+        call, more = calls[index], cast("Json", piece.get(kind) or {})
+        call["id"] = call["id"] or piece.get("id") or ""
+        call[kind]["name"] = call[kind]["name"] or more.get("name") or ""
+        call[kind][text_field] += more.get(text_field) or ""
 
 
 def _append_logprob_lists(logprobs: Json | None, more: Json | None) -> Json | None:

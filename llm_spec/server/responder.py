@@ -196,6 +196,7 @@ class Responder:
                 raise empty_answer
             for chunk in whole:
                 merger.add_chunk(chunk)
+            merger.end_open_choices()
         except BudgetError:
             raise self._build_budget_problem() from None
         finally:
@@ -216,17 +217,20 @@ class Responder:
         merger: ChunkMerger,
     ) -> web.StreamResponse:
         answer_id, model = self._build_prefixed_answer_id(parsed), self._context.model
+        kind = "text_completion" if parsed.request.raw else "chat.completion.chunk"
         async with self._open_stream_sender(SSE_COMMENT, _RELAY_HEADERS) as sender:
             try:
                 while chunk is not None:
                     rewritten = rewrite_chunk_for_client(
-                        chunk, answer_id=answer_id, model=model, include_usage=parsed.include_usage
+                        chunk, answer_id=answer_id, model=model, include_usage=parsed.include_usage, kind=kind
                     )
                     sender.put(b"" if rewritten is None else format_sse(rewritten))
                     if sender.is_full:
                         await sender.wait_for_room()
                     chunk = await anext(chunks, None)
                     merger.add_chunk(chunk or {})
+                    if chunk is None:
+                        chunk = merger.end_open_choices()
             except Exception as error:  # noqa: BLE001 - as above
                 sender.put(format_sse(self._convert_stream_error_to_problem(error).to_openai()))
             sender.put(SSE_DONE)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.provider_kit import FinishReason, StoppedBy
+from llm_spec.provider_kit import FinishReason, StoppedBy, read_token_count
 
 __all__ = ["AnthropicAnswerReader"]
 
@@ -42,7 +42,7 @@ class AnthropicAnswerReader:
     def __init__(self) -> None:
         self.text = ""
         self._calls: dict[object, _OpenToolCall] = {}  # by the index of their block
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, object] = {}  # as the server says them
         self._num_reasoning_tokens = 0
         self._finish_reason: tuple[FinishReason, StoppedBy | None] | None = None
 
@@ -118,18 +118,22 @@ class AnthropicAnswerReader:
         """
         self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
         num_thinking = _as_object_or_empty(usage.get("output_tokens_details")).get("thinking_tokens")
-        self._num_reasoning_tokens = self._num_reasoning_tokens if num_thinking is None else num_thinking
+        counted = read_token_count(num_thinking)
+        self._num_reasoning_tokens = self._num_reasoning_tokens if counted is None else counted
 
     def _build_usage(self) -> Usage | None:
         if not any(self._counts.values()):  # a server that does not count
             return None
-        *inputs, output = (self._counts.get(name, 0) for name in _COUNT_FIELDS)
+        counts = [read_token_count(self._counts.get(name, 0)) for name in _COUNT_FIELDS]
+        num_new, num_cached, num_written, num_output = counts
+        if num_new is None or num_output is None:
+            return None
         return Usage(
-            input_tokens=sum(inputs),  # input_tokens leave out the cached ones
-            output_tokens=output,
-            cached_input_tokens=self._counts.get("cache_read_input_tokens", 0),
-            cache_write_input_tokens=self._counts.get("cache_creation_input_tokens", 0),
-            reasoning_tokens=self._num_reasoning_tokens,
+            input_tokens=num_new + (num_cached or 0) + (num_written or 0),  # input_tokens leave out the cached ones
+            output_tokens=num_output,
+            cached_input_tokens=num_cached or 0,
+            cache_write_input_tokens=num_written or 0,
+            reasoning_tokens=min(self._num_reasoning_tokens, num_output),
         )
 
 

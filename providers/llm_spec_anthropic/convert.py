@@ -90,6 +90,9 @@ def _check_prefix_is_supported(prefix: str, model: str) -> str:
 
 
 def _convert_tool_to_anthropic(tool: Mapping[str, Any]) -> Body:
+    if isinstance(custom := tool.get("custom"), Mapping):  # of chat completions; Anthropic's own has its fields beside
+        name = cast("Mapping[str, Any]", custom).get("name")
+        raise InvalidRequestError(f"tools holds the custom tool {name!r}; Anthropic's models take functions alone")
     if tool.get("type") != "function":
         return dict(tool)
     function = _require_mapping(tool.get("function"), "tool 'function'")

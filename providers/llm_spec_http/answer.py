@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from codecs import BOM_UTF8
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import aiohttp
 
-from llm_spec import ChatResponse, LlmSpecError, StreamEvent, TargetError, TextDelta, TransientError
-from llm_spec.provider_kit import ChatResponseBuilder, ChunkReader, ReadTokenIds, has_finish_reason
+from llm_spec import ChatResponse, StreamEvent, TextDelta, TransientError
+from llm_spec.provider_kit import ChatResponseBuilder, ChunkNormalizer, ChunkReader
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import RepeatedPrefixStripper
 from llm_spec_http.sse import SseReader
@@ -18,27 +19,22 @@ from llm_spec_http.sse import SseReader
 __all__ = ["read_http_answer_chunks", "read_http_answer_events", "read_whole_http_answer"]
 
 _DONE: Final = "[DONE]"
+_BLANKS: Final = BOM_UTF8 + b" \t\r\n"
+_MAX_WHOLE_BYTES: Final = 64 * 1024 * 1024  # of an answer that comes whole
 _DRAIN_TIMEOUT_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
 
 
 async def read_http_answer_events(
-    client: HttpClient,
-    response: aiohttp.ClientResponse,
-    *,
-    repeated: str = "",
-    read_token_ids: ReadTokenIds | None = None,
-    has_logprobs: bool = False,
+    client: HttpClient, response: aiohttp.ClientResponse, reader: ChunkReader, *, repeated: str = ""
 ) -> AsyncGenerator[StreamEvent]:
-    """The events of a stream; `repeated` is text that the server may repeat at its beginning.
+    """The events of an answer, which may also come whole; `repeated` is text that it may repeat at its beginning.
 
-    With `read_token_ids` text comes with its token ids, with `has_logprobs` with its log-probabilities. Raises
-    TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
-    InvalidRequestError for an error that the server reports in it.
+    Raises TransientError for one that breaks, or ends without a finish reason and `[DONE]`, TargetError or
+    InvalidRequestError for an error that the server reports in it, TargetError for what cannot be read.
     """
     event_data, stripper = _EventDataReader(response), RepeatedPrefixStripper(repeated)
-    reader = ChunkReader(read_token_ids, has_logprobs=has_logprobs)
     texts: list[str] = []
-    try:
+    with client.translate_failures(texts):
         while block := await event_data.read_data_block():
             for data in block:
                 events = reader.read_chunk(client.parse_chunk(data))
@@ -46,74 +42,61 @@ async def read_http_answer_events(
                     if type(event) is TextDelta:
                         texts.append(event.text)
                     yield event
-    except LlmSpecError as error:  # first: an InvalidRequestError is a ValueError too, but no broken connection
-        if isinstance(error, TargetError):
-            error.partial_text = "".join(texts)
-        raise
-    except (aiohttp.ClientError, ValueError) as error:
-        raise client.build_connection_error(error, "".join(texts)) from error
     finish = reader.make_finish(is_done=event_data.is_done)
     if finish is None:
         raise TransientError(client.format_error_message(reader.failure_message), partial_text="".join(texts))
+    for event in stripper.strip_events(reader.flush()):
+        yield event
     if held := stripper.flush():
         yield TextDelta(held)
     yield finish
 
 
 async def read_http_answer_chunks(
-    client: HttpClient, response: aiohttp.ClientResponse
+    client: HttpClient, response: aiohttp.ClientResponse, normalizer: ChunkNormalizer
 ) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_http_answer_events`."""
-    event_data, has_begun, is_ended = _EventDataReader(response), False, False
-    try:
+    """The JSON objects of an answer, brought into form; raises as `read_http_answer_events`."""
+    event_data = _EventDataReader(response)
+    with client.translate_failures():
         while block := await event_data.read_data_block():
             for data in block:
-                chunk = client.parse_chunk(data)
-                has_begun, is_ended = True, is_ended or has_finish_reason(chunk)
-                yield chunk
-    except LlmSpecError:
-        raise
-    except (aiohttp.ClientError, ValueError) as error:
-        raise client.build_connection_error(error) from error
-    if not (is_ended or (has_begun and event_data.is_done)):
-        raise TransientError(client.format_error_message("ended its answer without a finish reason"))
+                yield normalizer.normalize(client.parse_chunk(data))
+        normalizer.check_end(is_done=event_data.is_done)
 
 
-def read_whole_http_answer(
-    client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "", has_logprobs: bool = False
-) -> ChatResponse:
-    """An answer that came at once; raises TransientError for one without a finish reason."""
-    choices: list[Mapping[str, Any]] = answer.get("choices") or []
-    reader, stripper = ChunkReader(has_logprobs=has_logprobs), RepeatedPrefixStripper(repeated)
-    events = reader.read_chunk(
-        {**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]}
-    )
-    builder, finish = ChatResponseBuilder(), reader.make_finish()
-    for event in stripper.strip_events(events):
-        builder.add_event(event)
-    if held := stripper.flush():
-        builder.add_event(TextDelta(held))
-    response = None if finish is None else builder.add_event(finish)
-    if response is None:
-        raise TransientError(client.format_error_message(reader.failure_message), partial_text=builder.text)
-    return response
+async def read_whole_http_answer(events: AsyncIterator[StreamEvent]) -> ChatResponse:
+    """An answer of which nobody sees the pieces."""
+    builder = ChatResponseBuilder()
+    async for event in events:
+        if (response := builder.add_event(event)) is not None:
+            return response
+    raise TransientError("the answer ended without a finish")
 
 
 class _EventDataReader:
-    """The data of a stream's events, up to `[DONE]` (then `is_done`) or its end."""
+    """The data of a stream's events, up to `[DONE]` (then `is_done`) or its end.
+
+    A body that is no stream but one JSON value is its only data: servers answer so what they do not stream, and what
+    they refuse behind a good status. Which of the two it is says the first byte, as not every server does.
+    """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._content = response.content
         self._reader = SseReader()
-        self._is_ended = False
+        self._is_begun = self._is_ended = False
         self.is_done = False
 
     async def read_data_block(self) -> list[str]:
         """What came together; empty at the end."""
         while not self._is_ended:
             block = await self._content.readany()
+            if not self._is_begun and (start := block.lstrip(_BLANKS)):
+                self._is_begun = True
+                if start.startswith((b"{", b"[")):
+                    self._is_ended = True
+                    return [await self._read_rest_as_text(block)]
             self._is_ended = not block
-            data = self._reader.feed_data(block) if block else [event.data for event in self._reader.finish()]
+            data = self._reader.feed_data(block) if block else self._reader.finish_data()
             if _DONE in data:
                 self._is_ended = self.is_done = True
                 del data[data.index(_DONE) :]
@@ -121,6 +104,16 @@ class _EventDataReader:
                 return data
         await self._read_rest_of_body()
         return []
+
+    async def _read_rest_as_text(self, start: bytes) -> str:
+        """All of a body; raises ValueError for one that is too long."""
+        pieces, num_bytes = [start], len(start)
+        while piece := await self._content.readany():
+            pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > _MAX_WHOLE_BYTES:
+                raise ValueError("it sent too many bytes")
+        return b"".join(pieces).removeprefix(BOM_UTF8).decode(errors="replace")
 
     async def _read_rest_of_body(self) -> None:
         """Read the end of the body, which servers send after the last event. Only then can the connection be reused."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, cast
 
 import aiohttp
@@ -9,9 +11,12 @@ from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
+    BrokenAnswerError,
     PerLoopResource,
     SingleLoopGuard,
     dumps,
+    find_reported_error,
+    get_error_words,
     get_session_headers,
     loads,
     make_status_error,
@@ -20,11 +25,11 @@ from llm_spec.provider_kit import (
 )
 from llm_spec_http.dialects.base import Body
 
-__all__ = ["HttpClient", "MissingEndpointError"]
+__all__ = ["WHOLE_ANSWER_TIMEOUT", "HttpClient", "MissingEndpointError"]
 
 # seconds; the second is the longest silence between two pieces of an answer, which may take as long as it goes on
 _STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=120.0)
-_WHOLE_ANSWER_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
+WHOLE_ANSWER_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
 _MAX_ERROR_BYTES: Final = 64 * 1024  # bytes that are read of a refusal …
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # … and of an answer that comes whole
@@ -108,10 +113,6 @@ class HttpClient:
         """Close the sessions that were opened here."""
         await self._loop_sessions.aclose()
 
-    async def post_for_answer(self, path: str, body: Body) -> dict[str, Any]:
-        """As `post_json`, for an answer that is written meanwhile; raises also what the server reports in it."""
-        return self._check_answer_object(await self.post_json(path, body, _WHOLE_ANSWER_TIMEOUT))
-
     def parse_json(self, data: str) -> Any:
         """JSON; raises TargetError for anything else."""
         try:
@@ -120,12 +121,14 @@ class HttpClient:
             raise self._build_json_error(data) from error
 
     def parse_chunk(self, data: str) -> dict[str, Any]:
-        """A JSON object of a stream; raises what the server reports in it, and as `parse_json`."""
+        """A JSON object of an answer; raises what the server reports in it, and as `parse_json`."""
         try:
             chunk: Any = loads(data)  # not by `parse_json`: that is one call less for each piece of an answer
         except ValueError as error:
             raise self._build_json_error(data) from error
-        return chunk if type(chunk) is dict and "error" not in chunk else self._check_answer_object(chunk)  # pyright: ignore[reportUnknownVariableType]
+        if type(chunk) is dict and chunk.get("choices") and "error" not in chunk:  # nearly always
+            return chunk  # pyright: ignore[reportUnknownVariableType]
+        return self._check_answer_object(chunk)
 
     def _build_json_error(self, data: str) -> TargetError:
         return TargetError(self.format_error_message(f"sent what is no JSON: {self._quote_without_key(data)!r}"))
@@ -138,15 +141,37 @@ class HttpClient:
                 )
             )
         fields = cast("dict[str, Any]", answer)
-        if fields.get("error"):
-            raise self._build_reported_error(fields)
+        reported = find_reported_error(fields)
+        if reported is not None:
+            raise self._build_reported_error(reported)
         return fields
 
-    def _build_reported_error(self, answer: Any) -> LlmSpecError:
-        """What a server said went wrong in the middle of its answer, as an error."""
-        line = self.format_error_message(f"reported an error: {self._quote_without_key(_get_error_text(answer))}")
-        reported = _as_object_or_empty(answer).get("error")
+    def _build_reported_error(self, reported: object) -> LlmSpecError:
+        """What a server said went wrong in its answer, as an error."""
+        line = self.format_error_message(f"reported an error: {self._quote_without_key(get_error_words(reported))}")
         return make_status_error(read_stream_error_status(reported), {}, line, reported=reported)
+
+    @contextmanager
+    def translate_failures(self, texts: Sequence[str] = ()) -> Generator[None]:
+        """What goes wrong while an answer is read as errors of this library; `texts` are what has come of it."""
+        try:
+            yield
+        except LlmSpecError as error:  # first: an InvalidRequestError is a ValueError too, but no broken connection
+            if isinstance(error, TargetError):
+                error.partial_text = "".join(texts)
+            raise
+        except BrokenAnswerError as error:
+            failure = self._build_broken_answer_error(error)
+            if isinstance(failure, TargetError):
+                failure.partial_text = "".join(texts)
+            raise failure from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self.build_connection_error(error, "".join(texts)) from error
+
+    def _build_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
+        if error.reported is not None:
+            return self._build_reported_error(error.reported)
+        return (TransientError if error.is_transient else TargetError)(self.format_error_message(str(error)))
 
     def build_connection_error(self, error: Exception, text: str = "") -> TargetError:
         """A failed connection as an error; `text` is what had come before."""
@@ -180,7 +205,7 @@ class HttpClient:
         answer: Any = None
         try:
             answer = loads(await _read_body_up_to(response, _MAX_ERROR_BYTES))
-            words = self._quote_without_key(_get_error_text(answer))
+            words = self._quote_without_key(get_error_words(answer))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
         advice = {
@@ -209,13 +234,6 @@ async def _read_body_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> 
 
 def _create_http_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
-
-
-def _get_error_text(answer: Any) -> str:
-    """A server's own words, whichever of the usual forms they come in."""
-    fields = _as_object_or_empty(answer)
-    error = fields.get("error") or fields.get("message") or fields.get("detail") or answer
-    return str(_as_object_or_empty(error).get("message") or error)
 
 
 def _as_object_or_empty(value: Any) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class HttpMessageParser:
         path, body = self._api.build_constrained_stream(
             constraint, prompt_ids, written_ids, max_tokens=request.max_tokens, seed=request.sampling.seed
         )
-        return self._tokens.open_stream(path, body, feature="message_parser")
+        return self._tokens.open_stream(path, body, request, feature="message_parser")
 
     async def try_on_answer(
         self,

@@ -22,9 +22,9 @@ from llm_spec import (
     complete_from_stream,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import ContinuationTest
+from llm_spec.provider_kit import ContinuationTest, create_chunk_normalizer, create_chunk_reader
 from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_events, read_whole_http_answer
-from llm_spec_http.client import HttpClient
+from llm_spec_http.client import WHOLE_ANSWER_TIMEOUT, HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS, ServerDialect
 from llm_spec_http.discovery import ServerFeatures
@@ -105,10 +105,15 @@ class HttpProvider:
     @asynccontextmanager
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with await self._post_request(request) as response:
-            repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
-            events = read_http_answer_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
+            events = self._read_answer_events(request, response)
             async with aclosing(self._features.note_reasoning(events)) as noted:
                 yield noted
+
+    def _read_answer_events(
+        self, request: ChatRequest, response: aiohttp.ClientResponse
+    ) -> AsyncGenerator[StreamEvent]:
+        reader = create_chunk_reader(request)
+        return read_http_answer_events(self._client, response, reader, repeated=self._get_repeated_text(request))
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         tokens = self._features.get_untried_token_endpoint()
@@ -132,18 +137,19 @@ class HttpProvider:
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with (
             await self._post_request(request) as response,
-            aclosing(read_http_answer_chunks(self._client, response)) as chunks,
+            aclosing(read_http_answer_chunks(self._client, response, create_chunk_normalizer(request))) as chunks,
         ):
             yield chunks
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         if not self._dialect.stops_when_reader_leaves:
             return await complete_from_stream(self, request)
-        answer = await self._client.post_for_answer(
-            _get_endpoint_path(request), build_request_body(request, self._model, self._dialect, stream=False)
-        )
-        repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
-        return read_whole_http_answer(self._client, answer, repeated=repeated, has_logprobs=has_logprobs)
+        body = build_request_body(request, self._model, self._dialect, stream=False)
+        async with (
+            await self._client.post(_get_endpoint_path(request), body, WHOLE_ANSWER_TIMEOUT) as response,
+            aclosing(self._read_answer_events(request, response)) as events,
+        ):
+            return await read_whole_http_answer(events)
 
     async def discover(self, feature: Feature) -> None:
         await self._features.discover(feature)

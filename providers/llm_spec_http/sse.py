@@ -6,13 +6,14 @@ The stream is cut into lines as bytes and decoded afterwards. In UTF-8 no byte o
 so a character split over two blocks is whole again by the time its line is, and `bytes.splitlines` cuts at exactly
 the three line ends of the standard (`str.splitlines` would also cut at U+2028, which JSON may hold as it is).
 
-Two departures from the standard, both for the servers there are: an event at the end of the stream counts without
-its blank line (`SseReader.finish`), and an event whose data is empty (`data:` alone, sent to keep a connection
-open) is dropped like one without data.
+Three departures from the standard, all for the servers there are: an event at the end of the stream counts without
+its blank line (`SseReader.finish`), an event whose data is empty (`data:` alone, sent to keep a connection open) is
+dropped like one without data, and a field named `error` is the data of an event of that name.
 """
 
 from __future__ import annotations
 
+import json
 from codecs import BOM_UTF8
 from typing import Final, NamedTuple
 
@@ -54,9 +55,16 @@ class SseReader:
         return [ServerSentEvent("message", value, self._id) for value in values] + self._read_block(rest)
 
     def feed_data(self, block: bytes) -> list[str]:
-        """The data of the events that `block` completes; raises as `feed`."""
+        """The data of the events that `block` completes, JSON; raises as `feed`.
+
+        That of an event named `error` is an object which says it under `error`.
+        """
         values, rest = self._read_whole_events(block)
-        return values + [event.data for event in self._read_block(rest)] if rest else values
+        return values + list(map(_get_data, self._read_block(rest))) if rest else values
+
+    def finish_data(self) -> list[str]:
+        """As `finish`, of the data alone."""
+        return list(map(_get_data, self.finish()))
 
     def finish(self) -> list[ServerSentEvent]:
         """The last event, at the end of the stream, when no blank line closed it and it has data.
@@ -136,8 +144,22 @@ class SseReader:
                 raise self._build_too_long_error("event")
         elif name == b"event":
             self._event = value
+        elif name == b"error" and value:
+            self._read_field(b"data: " + value)
+            self._event = name
         elif name == b"id" and b"\0" not in value:
             self._id = value.decode(errors="replace")
 
     def _build_too_long_error(self, what: str) -> ValueError:
         return ValueError(f"the event stream holds a longer {what} than max_event_bytes={self._max_event_bytes}")
+
+
+def _get_data(event: ServerSentEvent) -> str:
+    if event.event != "error":
+        return event.data
+    try:
+        error: object = json.loads(event.data)
+    except ValueError:
+        error = event.data
+    has_name = isinstance(error, dict) and "error" in error
+    return event.data if has_name else json.dumps({"error": error or "no reason"})

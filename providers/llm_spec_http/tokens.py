@@ -24,7 +24,7 @@ from llm_spec import (
     TopTokens,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import ReadTokenIds
+from llm_spec.provider_kit import create_chunk_reader
 from llm_spec_http.answer import read_http_answer_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields
@@ -113,7 +113,7 @@ class HttpTokenEndpoint:
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         repeated = request.prefix if self._dialect.repeats_prefix else ""
         body = self._build_chat_body(request) | self._api.build_token_id_fields(chat=True)
-        async with self.open_stream("chat/completions", body, repeated) as events:
+        async with self.open_stream("chat/completions", body, request, repeated) as events:
             yield events
 
     @asynccontextmanager
@@ -128,10 +128,7 @@ class HttpTokenEndpoint:
         except InvalidRequestError:
             response = await self._client.post("chat/completions", body)
             on_refusal()
-        has_logprobs = request.top_logprobs is not None
-        async with self._open_response_events(
-            response, repeated, self._read_token_ids_if_any, has_logprobs=has_logprobs
-        ) as events:
+        async with self._open_response_events(response, request, repeated) as events:
             yield events
 
     @asynccontextmanager
@@ -145,16 +142,21 @@ class HttpTokenEndpoint:
         body = self._build_chat_body(replace(request, prefix="", max_tokens=limit))
         del body["messages"]
         body |= {"prompt": list(token_ids), **self._api.build_token_id_fields(chat=False)}
-        async with self.open_stream("completions", body) as events:
+        async with self.open_stream("completions", body, request) as events:
             yield events
 
     @asynccontextmanager
     async def open_stream(
-        self, path: str, body: Body, repeated: str = "", feature: Feature = "token_endpoint"
+        self,
+        path: str,
+        body: Body,
+        request: ChatRequest,
+        repeated: str = "",
+        feature: Feature = "token_endpoint",
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """The events of a call's stream, with token ids; `feature` is lost where the server has no such call."""
         response = await self._call_and_check_answer_form(lambda: self._client.post(path, body), feature)
-        async with self._open_response_events(response, repeated, self._api.read_token_ids) as events:
+        async with self._open_response_events(response, request, repeated) as events:
             yield events
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
@@ -205,13 +207,6 @@ class HttpTokenEndpoint:
             raise ValueError(f"{num_scored} prompt logprobs for {num_given} tokens")
         return _parse_scored_rows(choice, num_rows, top)
 
-    def _read_token_ids_if_any(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The ids of a piece of a server that may not speak this dialect."""
-        try:
-            return self._api.read_token_ids(choice)
-        except (AttributeError, LookupError, TypeError, ValueError):
-            return None
-
     async def _post_json(self, path: str, body: Body) -> Any:
         return await self._client.post_json(path, {"model": self._model, **body})
 
@@ -220,16 +215,10 @@ class HttpTokenEndpoint:
 
     @asynccontextmanager
     async def _open_response_events(
-        self,
-        response: aiohttp.ClientResponse,
-        repeated: str,
-        read_token_ids: ReadTokenIds,
-        *,
-        has_logprobs: bool = False,
+        self, response: aiohttp.ClientResponse, request: ChatRequest, repeated: str
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        answer = read_http_answer_events(
-            self._client, response, repeated=repeated, read_token_ids=read_token_ids, has_logprobs=has_logprobs
-        )
+        reader = create_chunk_reader(request, self._api.read_token_ids)
+        answer = read_http_answer_events(self._client, response, reader, repeated=repeated)
         async with response, aclosing(self.note_reasoning(answer)) as noted:
             yield noted
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
-from llm_spec.provider_kit import ChunkReader, has_finish_reason
+from llm_spec.provider_kit import BrokenAnswerError, ChunkNormalizer, ChunkReader, find_reported_error
 from llm_spec_openai.client import DoneTrackingStream, OpenAIChatClient
 from llm_spec_openai.failures import SDK_ERRORS
 
@@ -14,14 +14,13 @@ __all__ = ["read_sdk_answer_chunks", "read_sdk_answer_events"]
 
 
 async def read_sdk_answer_events(
-    client: OpenAIChatClient, stream: DoneTrackingStream, *, has_logprobs: bool = False
+    client: OpenAIChatClient, stream: DoneTrackingStream, reader: ChunkReader
 ) -> AsyncGenerator[StreamEvent]:
-    """The events of a stream; with `has_logprobs` text comes with its log-probabilities.
+    """The events of a stream.
 
     Raises TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
-    InvalidRequestError for an error that the server reports in it.
+    InvalidRequestError for an error that the server reports in it, TargetError for what cannot be read.
     """
-    reader = ChunkReader(has_logprobs=has_logprobs)
     text: list[str] = []
     try:
         async for value in stream:
@@ -33,26 +32,28 @@ async def read_sdk_answer_events(
         raise client.convert_sdk_error(
             error, "".join(text)
         ) from None  # an SDK's error holds the request, and with it the key
+    except BrokenAnswerError as error:
+        raise client.build_broken_answer_error(error, "".join(text)) from None
     finish = reader.make_finish(is_done=stream.is_done)
     if finish is None:
         raise TransientError(client.format_error_message(reader.failure_message), partial_text="".join(text))
+    for event in reader.flush():
+        yield event
     yield finish
 
 
 async def read_sdk_answer_chunks(
-    client: OpenAIChatClient, stream: DoneTrackingStream
+    client: OpenAIChatClient, stream: DoneTrackingStream, normalizer: ChunkNormalizer
 ) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_sdk_answer_events`."""
-    has_begun = is_ended = False
+    """The JSON objects of a stream, brought into form; raises as `read_sdk_answer_events`."""
     try:
         async for value in stream:
-            chunk = _check_chunk_object(client, value, ())
-            has_begun, is_ended = True, is_ended or has_finish_reason(chunk)
-            yield chunk
+            yield normalizer.normalize(_check_chunk_object(client, value, ()))
+        normalizer.check_end(is_done=stream.is_done)
     except SDK_ERRORS as error:
         raise client.convert_sdk_error(error) from None
-    if not (is_ended or (has_begun and stream.is_done)):
-        raise TransientError(client.format_error_message("ended its answer without a finish reason"))
+    except BrokenAnswerError as error:
+        raise client.build_broken_answer_error(error) from None
 
 
 def _check_chunk_object(client: OpenAIChatClient, value: object, text: Sequence[str]) -> dict[str, Any]:
@@ -60,4 +61,8 @@ def _check_chunk_object(client: OpenAIChatClient, value: object, text: Sequence[
         raise TargetError(
             client.format_error_message("sent something that is not a JSON object"), partial_text="".join(text)
         )
-    return cast("dict[str, Any]", value)
+    chunk = cast("dict[str, Any]", value)
+    reported = None if chunk.get("choices") else find_reported_error(chunk)
+    if reported is not None:
+        raise BrokenAnswerError("reported an error", reported=reported)
+    return chunk

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx2
 from openai import (
@@ -16,14 +17,17 @@ from openai import (
     DefaultAsyncHttpxClient,
     OpenAIError,
 )
+from openai._streaming import ServerSentEvent  # it has no public name
 
 from llm_spec import ConfigError, LlmSpecError
-from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard, get_session_headers
+from llm_spec.provider_kit import BrokenAnswerError, PerLoopResource, SingleLoopGuard, get_session_headers
 from llm_spec_openai.convert import Body
-from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, convert_sdk_error_to_library
-
-if TYPE_CHECKING:
-    from openai._streaming import ServerSentEvent  # it has no public name
+from llm_spec_openai.failures import (
+    SDK_ERRORS,
+    ModelAddress,
+    convert_broken_answer_to_library,
+    convert_sdk_error_to_library,
+)
 
 __all__ = ["DoneTrackingStream", "OpenAIChatClient", "create_azure_client", "create_openai_client"]
 
@@ -37,14 +41,31 @@ _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
 
 
 class DoneTrackingStream(AsyncStream[object]):
-    """The SDK's stream, which stops at `[DONE]` without a word: `is_done` says whether that came."""
+    """The SDK's stream, which stops at `[DONE]` without a word: `is_done` says whether that came.
+
+    A body that is no stream but one JSON value is its only event, and the data of an event `error` is an error: the SDK
+    would pass over both.
+    """
 
     is_done = False
 
     async def _iter_events(self) -> AsyncIterator[ServerSentEvent]:
+        if self.response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
+            yield ServerSentEvent(data=(await self.response.aread()).decode(errors="replace"))
+            return
         async for event in super()._iter_events():
             self.is_done = self.is_done or event.data.startswith("[DONE]")
-            yield event
+            yield _name_error(event) if event.event == "error" else event
+
+
+def _name_error(event: ServerSentEvent) -> ServerSentEvent:
+    """An event named `error` as an object that says it under `error`."""
+    try:
+        error: object = json.loads(event.data)
+    except ValueError:
+        error = event.data
+    has_name = isinstance(error, dict) and "error" in error
+    return event if has_name else ServerSentEvent(data=json.dumps({"error": error or "no reason"}))
 
 
 class OpenAIChatClient:
@@ -103,6 +124,10 @@ class OpenAIChatClient:
     def convert_sdk_error(self, error: Exception, text: str = "") -> LlmSpecError:
         """One of `SDK_ERRORS` in this library's words; `text` is what had come before."""
         return convert_sdk_error_to_library(error, self._address, secret=self._client.api_key, text=text)
+
+    def build_broken_answer_error(self, error: BrokenAnswerError, text: str = "") -> LlmSpecError:
+        """An answer that broke off or cannot be read, in this library's words; `text` is what had come before."""
+        return convert_broken_answer_to_library(error, self._address, secret=self._client.api_key, text=text)
 
     def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import aiohttp
 import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.provider_kit import make_status_error, mask_secrets, read_stream_error_status
+from llm_spec.provider_kit import (
+    BrokenAnswerError,
+    get_error_words,
+    make_status_error,
+    mask_secrets,
+    read_stream_error_status,
+)
 
 __all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 
@@ -56,7 +61,7 @@ def convert_sdk_error_to_library(
 
     match error:
         case APIStatusError(status_code=status):
-            words = quote_without_secret(_get_error_text(error.body)) or error.response.reason_phrase
+            words = quote_without_secret(get_error_words(error.body)) or error.response.reason_phrase
             headers = {name.lower(): value for name, value in error.response.headers.items()}
             failure = make_status_error(
                 status,
@@ -73,10 +78,7 @@ def convert_sdk_error_to_library(
         case APIConnectionError() | httpx2.HTTPError() | aiohttp.ClientError():
             failure = TransientError(format_line(_describe_broken_connection(error)))
         case APIError():  # an error object in a stream
-            status = read_stream_error_status(error.body)
-            words = quote_without_secret(_get_error_text(error.body) or error.message)
-            reported = f"reported an error: {words}{address.get_advice_for_status(status)}"
-            failure = make_status_error(status, {}, format_line(reported), reported=error.body)
+            failure = _build_reported_error(error.body, address, secret, error.message)
         case _:
             failure = TargetError(format_line(f"cannot be asked ({type(error).__name__}: {error})"))
     if isinstance(failure, TargetError):
@@ -109,9 +111,22 @@ def _describe_broken_connection(error: BaseException) -> str:
     return f"{what} ({type(cause).__name__}{f': {cause}' if str(cause) else ''})"
 
 
-def _get_error_text(body: object) -> str:
-    """A server's own words, in whichever of the usual forms they come."""
-    if not isinstance(body, Mapping):
-        return "" if body is None else str(body)
-    fields = cast("Mapping[str, object]", body)
-    return str(fields.get("message") or fields.get("detail") or fields)
+def convert_broken_answer_to_library(
+    error: BrokenAnswerError, address: ModelAddress, *, secret: str, text: str = ""
+) -> LlmSpecError:
+    """As `convert_sdk_error_to_library`, for an answer that the SDK has let through."""
+    kind = TransientError if error.is_transient else TargetError
+    failure: LlmSpecError = kind(mask_secrets(address.format_error_message(str(error)), secret))
+    if error.reported is not None:
+        failure = _build_reported_error(error.reported, address, secret)
+    if isinstance(failure, TargetError):
+        failure.partial_text = text
+    return failure
+
+
+def _build_reported_error(reported: object, address: ModelAddress, secret: str, message: str = "") -> LlmSpecError:
+    """What a server said in its answer, whose status was good."""
+    status = read_stream_error_status(reported)
+    words = mask_secrets(get_error_words(reported) or message, secret)[:_MAX_QUOTED_CHARS]
+    line = address.format_error_message(f"reported an error: {words}{address.get_advice_for_status(status)}")
+    return make_status_error(status, {}, mask_secrets(line, secret), reported=reported)

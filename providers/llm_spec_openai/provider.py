@@ -12,6 +12,7 @@ from typing import Any, Self
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from llm_spec import Capabilities, ChatRequest, ChatResponse, ConfigError, StreamEvent, complete_from_stream
+from llm_spec.provider_kit import create_chunk_normalizer, create_chunk_reader
 from llm_spec_openai.answer import read_sdk_answer_chunks, read_sdk_answer_events
 from llm_spec_openai.client import OpenAIChatClient, create_azure_client, create_openai_client
 from llm_spec_openai.convert import Body, build_request_body
@@ -76,14 +77,15 @@ class OpenAIProvider:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with AsyncExitStack() as stack:
             stream = await self._client.open_answer_stream(stack, self._build_request_body(request))
-            events = read_sdk_answer_events(self._client, stream, has_logprobs=request.top_logprobs is not None)
+            events = read_sdk_answer_events(self._client, stream, create_chunk_reader(request))
             yield await stack.enter_async_context(aclosing(events))
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with AsyncExitStack() as stack:
             stream = await self._client.open_answer_stream(stack, self._build_request_body(request))
-            yield await stack.enter_async_context(aclosing(read_sdk_answer_chunks(self._client, stream)))
+            chunks = read_sdk_answer_chunks(self._client, stream, create_chunk_normalizer(request))
+            yield await stack.enter_async_context(aclosing(chunks))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)

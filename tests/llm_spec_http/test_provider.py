@@ -16,6 +16,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from support.wire import Wire, chunk, served, text_chunks
 
 from llm_spec import (
+    AnswerDetail,
     ChatMessage,
     ChatRequest,
     ChatResponse,
@@ -122,7 +123,7 @@ async def test_a_body_without_an_end_holds_up_nobody(wire: Wire) -> None:
 
 
 async def test_all_of_one_chunk(wire: Wire) -> None:
-    """Thought, text and call of one delta come in this order; a refusal is text, and no good end."""
+    """Thought, text and call of one delta come in this order; a refusal is no text, and no good end."""
     call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
     wire.frames = [
         chunk({"tool_calls": [call], "content": "text", "reasoning_content": "thought", "refusal": None}),
@@ -133,7 +134,8 @@ async def test_all_of_one_chunk(wire: Wire) -> None:
     assert called == ToolCallDelta(0, "a", "f", "{}")
     assert finish == Finish("stop")
     wire.frames = [chunk({"refusal": "I will not."}), *text_chunks()]
-    assert await events_of(wire) == [TextDelta("I will not."), Finish("content_filter", None, "content_filter")]
+    refusal = AnswerDetail("chat", {"refusal": "I will not."})
+    assert await events_of(wire) == [refusal, Finish("content_filter", None, "content_filter")]
 
 
 async def test_what_is_asked(wire: Wire) -> None:
@@ -577,7 +579,9 @@ async def test_a_whole_answer_is_asked_for_without_a_stream(wire: Wire) -> None:
     answer = await provider.complete(QUESTION)
     await provider.aclose()
     assert answer == ChatResponse(
-        message=ChatMessage("assistant", "text", tool_calls=(ToolCall("f", "f", "{}"), ToolCall("g", "g", "{}"))),
+        message=ChatMessage(
+            "assistant", "text", tool_calls=(ToolCall("f", "f", "{}"), ToolCall("g", "g", "{}")), reasoning="thought"
+        ),
         finish_reason="tool_calls",
         usage=Usage(input_tokens=7, output_tokens=2),
         reasoning="thought",
@@ -592,7 +596,7 @@ async def test_a_whole_answer_is_asked_for_without_a_stream(wire: Wire) -> None:
         ({"content": "x"}, "length", "x", "length"),
         ({"content": None}, "stop", "", "stop"),
         ({"content": "x", "refusal": ""}, "end_of_turn", "x", "stop"),
-        ({"content": None, "refusal": "I will not."}, "stop", "I will not.", "content_filter"),
+        ({"content": None, "refusal": "I will not."}, "stop", "", "content_filter"),
     ],
 )
 async def test_whole_answers_of_all_kinds(

@@ -1,0 +1,248 @@
+"""The tool calls of chat completions, put together from the pieces that servers send. Pure.
+
+OpenAI's pieces have the index of their call; the first one has its id and name as well, the others only arguments.
+Servers and gateways differ in each of these: a new id with every piece, no ids, no index, one index for all calls, an
+index that counts pieces, the name again in every piece, or later than the id. What every server says is the name of a
+call when it begins. So a piece with a name begins a call, unless it repeats the one of a call whose arguments are not
+complete yet; a piece without a name goes on with the call of its id or index, or else with the latest.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from llm_spec.broken_answer import BrokenAnswerError
+from llm_spec.chat import ToolCallDelta, ToolCallKind
+from llm_spec.json_text import dumps
+from llm_spec.surrogates import EscapeMender, SurrogateJoiner, mend_text
+
+__all__ = ["ToolCallReader"]
+
+_MARKS: Final = re.compile(r'[{}\[\]"\\]')
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+    kind: ToolCallKind
+
+
+class _Call:
+    """A call that has begun. Its pieces are held back until its name has come."""
+
+    def __init__(self, number: int, call_id: str, kind: ToolCallKind, *, has_own_id: bool) -> None:
+        self.number = number
+        self.id = call_id
+        self.kind: ToolCallKind = kind
+        self.has_own_id = has_own_id
+        self.name: str | None = None
+        self._held_arguments = ""
+        self._mender = EscapeMender() if kind == "function" else SurrogateJoiner()
+        self._extent = _JsonExtent()
+
+    @property
+    def has_arguments(self) -> bool:
+        """Whether arguments wait for its name."""
+        return bool(self._held_arguments.strip())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its arguments are all that they can be; nobody can say that of a text."""
+        return self.kind == "function" and self._extent.is_complete
+
+    def add(self, piece: _Piece) -> ToolCallDelta | None:
+        """Take a piece in; what may be handed on."""
+        self._extent.add(piece.arguments)
+        arguments = self._held_arguments + self._mender.push(piece.arguments)
+        if self.name is not None:
+            return ToolCallDelta(self.number, arguments=arguments, kind=self.kind)
+        if piece.name is None:
+            self._held_arguments = arguments
+            return None
+        self.name, self._held_arguments = piece.name, ""
+        return ToolCallDelta(self.number, self.id, self.name, arguments, self.kind)
+
+    def flush(self) -> ToolCallDelta | None:
+        """What is held back of its arguments, at the end of the answer."""
+        arguments = self._mender.flush()
+        return ToolCallDelta(self.number, arguments=arguments, kind=self.kind) if arguments else None
+
+
+class _JsonExtent:
+    """Whether a JSON object or list that comes in pieces is closed; its pieces are looked at when that is asked."""
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+        self._depth = 0
+        self._is_in_text = self._is_escaped = self._has_begun = False
+
+    def add(self, piece: str) -> None:
+        if piece:
+            self._unread.append(piece)
+
+    @property
+    def is_complete(self) -> bool:
+        text = "".join(self._unread)
+        self._unread.clear()
+        if self._is_escaped:
+            self._is_escaped, text = not text, text[1:]
+        position = 0
+        while match := _MARKS.search(text, position):
+            position = match.end()
+            self._read_mark(match[0])
+            if match[0] == "\\" and self._is_in_text:
+                self._is_escaped = position == len(text)
+                position += 1
+        return self._has_begun and self._depth <= 0
+
+    def _read_mark(self, mark: str) -> None:
+        if mark == '"':
+            self._is_in_text = not self._is_in_text
+        elif not self._is_in_text and mark != "\\":
+            self._depth += 1 if mark in "{[" else -1
+            self._has_begun = True
+
+
+class ToolCallReader:
+    """Reads the calls of one answer; each has a number, an id (made up where it has none of its own) and a name."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}  # the latest with that index
+        self._by_id: dict[str, _Call] = {}
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether arguments have come that belong to no call with a name, or no call has one."""
+        nameless = [call for call in self._calls if call.name is None]
+        return any(call.has_arguments for call in nameless) or (bool(nameless) and len(nameless) == len(self._calls))
+
+    def read_delta(self, delta: Mapping[str, Any], *, is_whole: bool = False) -> list[ToolCallDelta]:
+        """The pieces of calls in a delta, or in a whole message; raises BrokenAnswerError for what is none."""
+        pieces = list(_iter_pieces(delta))
+        added = [self._find_or_begin_call(piece, begins=is_whole).add(piece) for piece in pieces]
+        return [event for event in added if event is not None]
+
+    def flush(self) -> list[ToolCallDelta]:
+        """What is held back, at the end of the answer."""
+        flushed = [call.flush() for call in self._calls if call.name is not None]
+        return [event for event in flushed if event is not None]
+
+    def _find_or_begin_call(self, piece: _Piece, *, begins: bool) -> _Call:
+        call = (None if begins else self._find_call(piece)) or self._begin_call(piece)
+        self._by_index[piece.index] = call
+        return call
+
+    def _find_call(self, piece: _Piece) -> _Call | None:
+        """The call that a piece goes on with; None: it begins one."""
+        at_index = self._by_index.get(piece.index)
+        of_id = None if piece.id is None else self._by_id.get(piece.id)
+        find = self._find_nameless if piece.name is None else self._find_named
+        return find(piece, at_index, of_id)
+
+    def _find_nameless(self, piece: _Piece, at_index: _Call | None, of_id: _Call | None) -> _Call | None:
+        is_id_new = piece.id is not None and of_id is None
+        if of_id is not None or (at_index is not None and not is_id_new):
+            return of_id or at_index
+        if not piece.arguments.strip():  # an id alone, whose name may follow
+            return at_index if at_index is not None or is_id_new else self._latest
+        latest = at_index or self._latest
+        return None if latest is None or latest.is_complete else latest
+
+    def _find_named(self, piece: _Piece, at_index: _Call | None, of_id: _Call | None) -> _Call | None:
+        call = of_id or at_index
+        if call is None and piece.id is None and self._latest is not None and self._latest.has_own_id:
+            call = self._latest  # calls of one server have ids of their own, or have not
+            if call.is_complete:
+                return None
+        if call is None or call.name is None:
+            return call
+        if (call.name, call.kind) != (piece.name, piece.kind):
+            return None
+        is_id_new = piece.id is not None and of_id is None
+        return None if call.is_complete and (piece.arguments.strip() or is_id_new) else call
+
+    @property
+    def _latest(self) -> _Call | None:
+        """The latest call that has a name."""
+        return next((call for call in reversed(self._calls) if call.name is not None), None)
+
+    def _begin_call(self, piece: _Piece) -> _Call:
+        is_new = piece.id is not None and piece.id not in self._by_id  # else clients could not tell the two apart
+        call_id = piece.id if piece.id is not None and is_new else f"call_{uuid.uuid4().hex[:24]}"
+        call = _Call(len(self._calls), call_id, piece.kind, has_own_id=is_new)
+        self._calls.append(call)
+        self._by_id[call_id] = call
+        return call
+
+
+def _iter_pieces(delta: Mapping[str, Any]) -> Iterator[_Piece]:
+    calls: object = delta.get("tool_calls")
+    if calls is None:
+        calls = []
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list):
+        raise BrokenAnswerError(f"sent tool_calls of type {type(calls).__name__}")
+    for position, call in enumerate(cast("list[object]", calls)):
+        if not isinstance(call, dict):
+            raise BrokenAnswerError(f"sent a tool call of type {type(call).__name__}")
+        yield _read_piece(cast("Mapping[str, Any]", call), position)
+    legacy = delta.get("function_call")  # which was replaced by tool_calls; there is one
+    if legacy is not None:
+        yield _read_piece({"function": legacy}, 0)
+
+
+def _read_piece(call: Mapping[str, Any], position: int) -> _Piece:
+    is_custom = call.get("custom") is not None and call.get("function") is None
+    field, text_field = ("custom", "input") if is_custom else ("function", "arguments")
+    function = call.get(field)
+    if function is None:
+        function = {}
+    if not isinstance(function, dict):
+        raise BrokenAnswerError(f"sent a tool call whose {field} is of type {type(function).__name__}")
+    fields = cast("Mapping[str, Any]", function)
+    name = fields.get("name")
+    if not isinstance(name, str | None):
+        raise BrokenAnswerError(f"sent a tool call whose name is of type {type(name).__name__}")
+    return _Piece(
+        _read_index(call.get("index"), position),
+        _read_id(call.get("id")),
+        mend_text(name) if name else None,
+        _read_arguments(fields.get(text_field)),
+        "custom" if is_custom else "function",
+    )
+
+
+def _read_index(value: object, position: int) -> int:
+    """An index; the position among the calls that come together where it is none."""
+    if isinstance(value, str) and value.isdecimal() and value.isascii():
+        value = int(value[:9])
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else position
+
+
+def _read_id(value: object) -> str | None:
+    """An id; None where there is none, and one is made up."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)[:40]
+    return mend_text(value) if isinstance(value, str) and value else None
+
+
+def _read_arguments(value: object) -> str:
+    """Arguments as a text, which some servers send as the object itself."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else dumps(value).decode()
