@@ -55,6 +55,7 @@ _FINISHES: Final = {
     "stop": "stop",
     "length": "length",
     "tool_calls": "calls",
+    "function_call": "calls",
     "content_filter": "filter",
     "end_turn": "stop",
     "max_tokens": "length",
