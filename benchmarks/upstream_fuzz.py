@@ -237,12 +237,12 @@ class Fuzzer:
         got = "nothing readable" if isinstance(reply, str) else "an error" if reply.error else "an answer"
         self.outcome.add(case, expected, got)
         is_as_due = wrong is None and (got == "an answer") is (expected.verdict == "answer")
-        is_told = expected.charge.low == expected.charge.high
         charge = expected.charge if is_as_due else Range(0, MAX_CHARGE)
         if case.route.has_budget:
             self._sent[key].append((f"case {case.number}", case, charge))
-        elif got == "an answer":
+        else:
             # metrics have what the target tells; a budget has an estimate of the rest
+            is_told = charge.low == charge.high
             self._since_metrics[model].append((case, charge if is_told else Range(0, charge.high)))
         if wrong is not None:
             self.outcome.differences.append(Difference(case, wrong))
