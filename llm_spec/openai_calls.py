@@ -130,6 +130,8 @@ class ToolCallReader:
 
     def read_delta(self, delta: Mapping[str, Any], *, is_whole: bool = False) -> list[ToolCallDelta]:
         """The pieces of calls in a delta, or in a whole message; raises BrokenAnswerError for what is none."""
+        if delta.get("tool_calls") is None and delta.get("function_call") is None:
+            return []
         pieces = list(_iter_pieces(delta))
         added = [self._find_or_begin_call(piece, begins=is_whole).add(piece) for piece in pieces]
         return [event for event in added if event is not None]
@@ -192,7 +194,7 @@ def _iter_pieces(delta: Mapping[str, Any]) -> Iterator[_Piece]:
     if calls is None:
         calls = []
     if isinstance(calls, dict):
-        calls = [calls]
+        calls = [cast("object", calls)]
     if not isinstance(calls, list):
         raise BrokenAnswerError(f"sent tool_calls of type {type(calls).__name__}")
     for position, call in enumerate(cast("list[object]", calls)):

@@ -61,6 +61,7 @@ _TEXT_ONLY_FIELDS: Final = frozenset({"content", "role"})
 _CHUNK_FIELDS: Final = frozenset({"choices", "created", "id", "model", "object"})
 # What an answer may have beside text, reasoning and calls; other fields of a delta are a server's own business
 DETAIL_FIELDS: Final = ("annotations", "audio", "citations", "executed_tools", "images", "search_results", "videos")
+_DETAIL_NAMES: Final = frozenset({"refusal", *DETAIL_FIELDS})
 _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
     "length": "max_tokens",
     "tool_calls": "tool_calls",
@@ -110,13 +111,21 @@ class ChunkReader:
         if chunk.get("usage"):
             self._usage = parse_usage(chunk)
         choices: Any = chunk.get("choices")
-        if self._is_fast and type(choices) is list and len(choices) == 1:
+        if self._is_fast and choices.__class__ is list and len(choices) == 1:
             choice: Any = choices[0]
-            delta: Any = choice.get("delta") if type(choice) is dict else None
-            if type(delta) is dict and not choice.get("finish_reason") and not choice.get("index"):
+            delta: Any = choice.get("delta") if choice.__class__ is dict else None
+            if delta.__class__ is dict and not choice.get("finish_reason") and not choice.get("index"):
                 content: Any = delta.get("content")
-                is_text = type(content) is str and content and (content.isascii() or is_encodable(content))
-                if is_text and delta.keys() <= _TEXT_ONLY_FIELDS and not choice.get("text"):
+                if not content:
+                    if (thought := _find_reasoning_alone(delta)) and "text" not in choice:
+                        self._has_begun = True
+                        return [ReasoningDelta(thought)]
+                elif (
+                    content.__class__ is str
+                    and (content.isascii() or content.isprintable() or is_encodable(content))
+                    and (delta.keys() <= _TEXT_ONLY_FIELDS or _is_text_alone(delta))
+                    and "text" not in choice
+                ):
                     self._has_output = True
                     return [TextDelta(content)]  # nearly always
         found = self._find_choice(chunk)
@@ -139,7 +148,22 @@ class ChunkReader:
             text += self._text.flush() if is_over else ""
             logprobs = self._read_logprobs_of_text(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
-        self._is_fast = self._is_text_alone and not self._text.held and not self._index
+        self._has_output = self._has_output or bool(texts)
+        if is_over or not delta.keys() <= _TEXT_ONLY_FIELDS:
+            texts = self._read_more_than_text(delta, texts, token_ids, is_whole=is_whole, is_over=is_over)
+        self._is_fast = self._is_text_alone and not (self._text.held or self._reasoning.held or self._index)
+        return texts
+
+    def _read_more_than_text(
+        self,
+        delta: Mapping[str, Any],
+        texts: list[StreamEvent],
+        token_ids: tuple[int, ...] | None,
+        *,
+        is_whole: bool,
+        is_over: bool,
+    ) -> list[StreamEvent]:
+        """The events of a delta in their order: reasoning, texts, calls, and what else there is."""
         calls: list[StreamEvent] = [*self._calls.read_delta(delta, is_whole=is_whole)]
         if is_over:
             calls += self._calls.flush()
@@ -147,9 +171,10 @@ class ChunkReader:
             texts = [replace(text, token_ids=None) for text in texts if isinstance(text, TextDelta) and text.text]
             calls.append(TextDelta("", "plain", token_ids))
         events = [*self._read_reasoning(delta, is_over=is_over), *texts, *calls]
-        events += self._read_details(delta, is_over=is_over)
+        if is_over or not delta.keys().isdisjoint(_DETAIL_NAMES):
+            events += self._read_details(delta, is_over=is_over)
         self._has_begun = self._has_begun or bool(events)
-        self._has_output = self._has_output or bool(texts or calls)
+        self._has_output = self._has_output or bool(calls)
         return events
 
     def flush(self) -> list[StreamEvent]:
@@ -312,6 +337,25 @@ def read_choice_index(choice: Mapping[str, Any]) -> int | None:
     if isinstance(index, float) and index.is_integer():
         index = int(index)
     return index if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < _MAX_CHOICES else None
+
+
+def _is_text_alone(delta: Mapping[str, Any]) -> bool:
+    """Whether a delta says nothing beside its text: many servers name all fields, and leave the others null."""
+    return all(value is None or name in _TEXT_ONLY_FIELDS for name, value in delta.items())
+
+
+def _find_reasoning_alone(delta: Mapping[str, Any]) -> str | None:
+    """The reasoning of a delta without text that says nothing else; None where it says more, or has halves."""
+    found = None
+    for name, value in delta.items():
+        if name in ("reasoning_content", "reasoning"):
+            if isinstance(value, str) and is_encodable(value) and not found:
+                found = value
+            elif value is not None and value != found:
+                return None
+        elif value is not None and name not in _TEXT_ONLY_FIELDS:
+            return None
+    return found
 
 
 def _check_text(name: str, value: object) -> str:

@@ -134,7 +134,8 @@ def make_status_error(
     error = _choose_status_error(status, headers, message)
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
-    if status in _INVALID_STATUSES and _CONTEXT_FORMS.match(get_error_words(reported)):
+    words = get_error_words(cast("object", reported))
+    if status in _INVALID_STATUSES and _CONTEXT_FORMS.match(words):
         error.code = _CONTEXT_CODE
     return error
 
@@ -172,7 +173,10 @@ def find_reported_error(answer: Mapping[str, object]) -> object:
         if answer.get(name) and isinstance(answer[name], list | dict):
             return answer
     base = answer.get("base_resp")  # MiniMax
-    return base if isinstance(base, Mapping) and cast("Mapping[str, object]", base).get("status_code") else None
+    if not isinstance(base, Mapping):
+        return None
+    fields = cast("Mapping[str, object]", base)
+    return fields if fields.get("status_code") else None
 
 
 def get_error_words(error: object) -> str:

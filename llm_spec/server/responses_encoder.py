@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
+from llm_spec.chat import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import (
@@ -33,6 +33,8 @@ def build_responses_api_response(
     output: list[Json] = []
     if result.reasoning:
         output.append(_build_reasoning_item(f"rs_{answer_id}", result.reasoning, "completed"))
+    if result.refusal:
+        output.append(_build_refusal_item(f"msg_{answer_id}_refusal", result.refusal))
     if result.content or not (output or result.tool_calls):
         logprobs = convert_logprobs_to_openai(result.logprobs)
         output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
@@ -73,6 +75,8 @@ def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -
 
 def _add_final_fields_to_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(get_finish_reason(result))
+    if result.refusal and reason == "content_filter":  # the refusal is the answer
+        reason = None
     counts = get_client_token_counts(result)
     usage = (
         {
@@ -100,6 +104,10 @@ def _add_final_fields_to_response(response: Json, result: SpeculativeResult, out
 def _build_message_item(item_id: str, text: str | None, status: str, logprobs: Sequence[Json] = ()) -> Json:
     content = [] if text is None else [_build_text_part(text, logprobs)]
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _build_refusal_item(item_id: str, text: str) -> Json:
+    return {**_build_message_item(item_id, None, "completed"), "content": [{"type": "refusal", "refusal": text}]}
 
 
 def _build_text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
@@ -149,6 +157,9 @@ class ResponsesStreamEncoder:
                 return self._encode_item_text(
                     _OpenReasoningItem, f"rs_{self._answer_id}_{len(self._finished_items)}", event.text
                 )
+            case AnswerDetail() if event.refusal:
+                item_id = f"msg_{self._answer_id}_{len(self._finished_items)}"
+                return self._encode_item_text(_OpenRefusalItem, item_id, event.refusal)
             case ToolCallDelta():
                 return b"".join(map(self._encode_tool_call_delta, self._call_sequencer.push(event)))
             case _:
@@ -171,7 +182,7 @@ class ResponsesStreamEncoder:
 
     def _encode_item_text(
         self,
-        kind: type[_OpenMessageItem | _OpenReasoningItem],
+        kind: type[_OpenMessageItem | _OpenReasoningItem | _OpenRefusalItem],
         item_id: str,
         text: str,
         logprobs: Sequence[TokenLogprob] | None = None,
@@ -274,6 +285,31 @@ class _OpenMessageItem(_OpenOutputItem):
 
     def build_finished_item(self) -> Json:
         return _build_message_item(self.item_id, self.text, "completed", self.logprobs)
+
+
+class _OpenRefusalItem(_OpenOutputItem):
+    @property
+    def position_fields(self) -> Mapping[str, Any]:
+        return {**super().position_fields, "content_index": 0}
+
+    def iter_start_events(self) -> Iterator[tuple[str, Json]]:
+        yield from super().iter_start_events()
+        yield "response.content_part.added", {**self.position_fields, "part": {"type": "refusal", "refusal": ""}}
+
+    def build_empty_item(self) -> Json:
+        return _build_message_item(self.item_id, None, "in_progress")
+
+    def build_delta_event(self, text: str) -> tuple[str, Json]:
+        return "response.refusal.delta", {**self.position_fields, "delta": text}
+
+    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
+        yield "response.refusal.done", {**self.position_fields, "refusal": self.text}
+        part = {"type": "refusal", "refusal": self.text}
+        yield "response.content_part.done", {**self.position_fields, "part": part}
+        yield from super().iter_end_events()
+
+    def build_finished_item(self) -> Json:
+        return _build_refusal_item(self.item_id, self.text)
 
 
 class _OpenReasoningItem(_OpenOutputItem):

@@ -113,7 +113,7 @@ class _EventDataReader:
             num_bytes += len(piece)
             if num_bytes > _MAX_WHOLE_BYTES:
                 raise ValueError("it sent too many bytes")
-        return b"".join(pieces).removeprefix(BOM_UTF8).decode(errors="replace")
+        return b"".join(pieces).lstrip(_BLANKS).decode(errors="replace")
 
     async def _read_rest_of_body(self) -> None:
         """Read the end of the body, which servers send after the last event. Only then can the connection be reused."""

@@ -126,8 +126,8 @@ class HttpClient:
             chunk: Any = loads(data)  # not by `parse_json`: that is one call less for each piece of an answer
         except ValueError as error:
             raise self._build_json_error(data) from error
-        if type(chunk) is dict and chunk.get("choices") and "error" not in chunk:  # nearly always
-            return chunk  # pyright: ignore[reportUnknownVariableType]
+        if chunk.__class__ is dict and chunk.get("choices") and "error" not in chunk:  # nearly always
+            return chunk
         return self._check_answer_object(chunk)
 
     def _build_json_error(self, data: str) -> TargetError:
