@@ -56,6 +56,7 @@ def _create_chat_stream_encoder(parsed: ParsedRequest, context: AnswerEncodingCo
         include_usage=parsed.include_usage,
         trace=context.trace,
         started_s=context.started_s,
+        has_functions="functions" in parsed.request.extra,
     )
 
 
@@ -64,7 +65,9 @@ APIS: Final = {
         name="chat.completions",
         target_api="chat",
         parse=lambda body, target_api: [parse_chat_request(body, is_local=target_api is None)],
-        build_body=lambda results, _, n: build_chat_completion(results[0], answer_id=n.answer_id, model=n.model),
+        build_body=lambda results, parsed, n: build_chat_completion(
+            results[0], answer_id=n.answer_id, model=n.model, has_functions="functions" in parsed[0].request.extra
+        ),
         create_encoder=_create_chat_stream_encoder,
         can_relay=True,
     ),

@@ -16,7 +16,6 @@ from llm_spec.chat import (
     AnswerDetail,
     AnswerStarted,
     Fallback,
-    FinishReason,
     GuaranteeWeakened,
     ReasoningDelta,
     ReasoningDetail,
@@ -175,13 +174,17 @@ def build_chat_usage(result: SpeculativeResult) -> Json | None:
     }
 
 
-def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: str) -> Json:
-    """A whole answer."""
+def build_chat_completion(
+    result: SpeculativeResult, *, answer_id: str, model: str, has_functions: bool = False
+) -> Json:
+    """A whole answer; `has_functions`: the request had these in place of tools, whose calls have another form."""
     message: Json = {"role": "assistant", "content": result.content, "refusal": None}
     if result.tool_calls:
         message = {**result.message.to_openai(), "refusal": None}
     if result.reasoning:
         message["reasoning_content"] = result.reasoning
+    if has_functions and (calls := message.pop("tool_calls", None)):
+        message["function_call"] = calls[0]["function"]
     for detail in result.details:
         if detail.api == "chat":
             merge_detail(message, detail.value)
@@ -194,7 +197,7 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         "index": 0,
         "message": message,
         "logprobs": build_chat_logprobs(result.logprobs),
-        "finish_reason": _get_chat_finish_reason(result),
+        "finish_reason": _get_chat_finish_reason(result, has_functions=has_functions),
     }
     return {
         "id": f"chatcmpl-{answer_id}",
@@ -207,9 +210,11 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
     }
 
 
-def _get_chat_finish_reason(result: SpeculativeResult) -> FinishReason:
+def _get_chat_finish_reason(result: SpeculativeResult, *, has_functions: bool) -> str:
     """As OpenAI ends a refusal: the message says that it is one."""
     reason = get_finish_reason(result)
+    if has_functions and reason == "tool_calls":
+        return "function_call"
     return "stop" if reason == "content_filter" and result.refusal else reason
 
 
@@ -234,7 +239,17 @@ class ChatStreamEncoder:
 
     keep_alive_bytes = SSE_COMMENT
 
-    def __init__(self, *, answer_id: str, model: str, include_usage: bool, trace: bool, started_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        answer_id: str,
+        model: str,
+        include_usage: bool,
+        trace: bool,
+        started_s: float,
+        has_functions: bool = False,
+    ) -> None:
+        self._has_functions = has_functions
         self._envelope: Json = {
             "id": f"chatcmpl-{answer_id}",
             "object": "chat.completion.chunk",
@@ -265,7 +280,9 @@ class ChatStreamEncoder:
         )
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = format_sse(self._build_chunk_with_choice({}, _get_chat_finish_reason(result)))
+        frames = format_sse(
+            self._build_chunk_with_choice({}, _get_chat_finish_reason(result, has_functions=self._has_functions))
+        )
         usage = build_chat_usage(result)
         last_chunk: Json = {**self._envelope, "choices": []}
         if self._trace:
@@ -297,6 +314,9 @@ class ChatStreamEncoder:
                 return {"reasoning_details": [detail]}
             case AnswerDetail("chat", detail):
                 return dict(detail)
+            case ToolCallDelta() if self._has_functions:
+                name = {} if event.name is None else {"name": event.name}
+                return {"function_call": {**name, "arguments": event.arguments}}
             case ToolCallDelta():
                 return {"tool_calls": [self._build_tool_call_delta(event)]}
             case _:

@@ -76,6 +76,7 @@ class Upstream:
     def __init__(self) -> None:
         self.frames: Sequence[bytes] = ()
         self.content_type = "text/event-stream"
+        self.status = 200
         self.bodies: list[Json] = []
         self.server: Asking | None = None
 
@@ -85,7 +86,7 @@ class Upstream:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
-        response = web.StreamResponse(headers={"Content-Type": self.content_type})
+        response = web.StreamResponse(status=self.status, headers={"Content-Type": self.content_type})
         await response.prepare(request)
         for frame in self.frames:
             await response.write(frame)
