@@ -182,7 +182,7 @@ class _Choice:
         value: Any = said.get(name)
         if value:
             return value
-        if value not in (None, "", []):
+        if value not in (None, []) and not (value == "" and name == "refusal"):
             self.doubts.append(f"whether there is a field {name} is not told")
         return None
 
@@ -460,7 +460,8 @@ def expect(
         statuses = ANY_ERROR if tells_error(events) else statuses
     except ToldError as error:
         verdict, why, statuses = "error", "it tells of an error", ANY_ERROR
-        words = None if read.doubts or any(choice.doubts for choice in read.choices) else error.words
+        is_first = not read.doubts and not any(choice.doubts or choice.unknown_finish for choice in read.choices)
+        words = error.words if is_first else None
     if read.unclear:
         verdict, why = "open", read.unclear[0]
     elif verdict == "answer" and read.doubts:
