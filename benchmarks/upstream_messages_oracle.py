@@ -40,7 +40,7 @@ _STOPS: Final = {
     "refusal": "filter",
     "model_context_window_exceeded": "length",
 }
-_DOUBTFUL_STOPS: Final = {"pause_turn": "stop"}
+_DOUBTFUL_STOPS: Final = {"pause_turn": "stop", "stop": "stop"}  # may go on; the word of another API
 _CACHED: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _PIECES: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
@@ -207,7 +207,7 @@ class _Message:
                 self.doubts.append("whether there is a stop reason is not told")
             return
         if isinstance(value, str) and value in _DOUBTFUL_STOPS:
-            self.doubts.append("the turn is paused")
+            self.doubts.append("the turn is paused" if value == "pause_turn" else "the stop reason is of another API")
             self.stop = _DOUBTFUL_STOPS[value]
         elif isinstance(value, str) and value in _STOPS:
             self.stop = _STOPS[value]
