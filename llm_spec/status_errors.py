@@ -135,7 +135,7 @@ def make_status_error(
     error.status = status
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
-    words = get_error_words(cast("object", reported))
+    words = get_error_words(reported)
     if status in _INVALID_STATUSES and _CONTEXT_FORMS.match(words):
         error.code = _CONTEXT_CODE
     return error

@@ -213,10 +213,8 @@ class _OutputWriter:
                 return list(self._write_reasoning(event))
             case ToolCallDelta():
                 return [out for delta in self._call_sequencer.push(event) for out in self._write_call_delta(delta)]
-            case AnswerDetail() if event.refusal:
-                return list(self._write_refusal(event.refusal))
-            case AnswerDetail("chat", detail):
-                return list(self._write_detail(detail))
+            case AnswerDetail():
+                return list(self._write_detail(event))
             case _:
                 return []
 
@@ -285,8 +283,11 @@ class _OutputWriter:
             return OpenFunctionCallItem(self._answer_id, index, call, tool)
         return OpenCustomCallItem(self._answer_id, index, call, tool, is_encoded=delta.kind == "function")
 
-    def _write_detail(self, detail: Mapping[str, Any]) -> Iterator[OutputEvent]:
-        """What a text cites, and images. Responses have no place for other details."""
+    def _write_detail(self, event: AnswerDetail) -> Iterator[OutputEvent]:
+        """A refusal, what a text cites, and images. Responses have no place for other details."""
+        detail = event.value if event.api == "chat" else {}
+        if event.refusal:
+            yield from self._write_refusal(event.refusal)
         for annotation in map(_convert_annotation, _list_objects(detail.get("annotations"))):
             if isinstance(self._text, OpenMessageItem):
                 yield from self._text.iter_annotation_events(annotation)
