@@ -25,11 +25,11 @@ _CONTROL = ["<unk>", "<s>", "</s>"]
 
 
 def make_tokenizer(kind: str) -> Tokenizer:
-    """Three control tokens, one token for each byte or letter, and some words with and without a space before them."""
+    """Control tokens, one token for each byte or letter, two line breaks, and words with and without a space."""
     if kind == "byte_level":
         return _make_byte_level_tokenizer()
     names = [*_CONTROL, *(f"<0x{value:02X}>" for value in range(256)), _SPACE, "\n", *map(chr, range(33, 127))]
-    merges: list[tuple[str, str]] = []
+    merges = [("\n", "\n")]
     for word in _WORDS:
         for start in (_SPACE, word[0]):
             rest = word if start == _SPACE else word[1:]
