@@ -24,7 +24,7 @@ __all__ = ["FolderTokenizer"]
 
 # What a chat template may name, as transformers gives it to one.
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_APART: Final = "\n"  # begins no longer token of a vocabulary that puts a space before a text
+_APART: Final = ("\n", "a", "=")  # one of them begins no longer token together with what a text begins with
 _WORD: Final = "a"
 
 
@@ -157,17 +157,19 @@ class _SpaceRule:
         def encode(text: str) -> list[int]:
             return _encode_text_without_gil(tokenizer, text).ids
 
-        apart_ids, word_ids, words_ids = encode(_APART), encode(_WORD), encode(f"{_WORD} {_WORD}")
-        self._apart_ids = apart_ids if encode(_APART + _WORD) != apart_ids + word_ids else []
+        word_ids, words_ids = encode(_WORD), encode(f"{_WORD} {_WORD}")
+        marks = {mark: encode(mark) for mark in _APART}
+        adds_space = encode(_APART[0] + _WORD) != marks[_APART[0]] + word_ids
+        self._marks = marks if adds_space else {}
         keeps_space = tokenizer.decode(words_ids[len(word_ids) :]) == f" {_WORD}"
         self._word_ids = [] if keeps_space else word_ids
         self._word = "" if keeps_space else tokenizer.decode(word_ids)
 
     def encode(self, tokenizer: RustTokenizer, text: str) -> list[int]:
-        if self._apart_ids:
-            token_ids, num_apart = _encode_text_without_gil(tokenizer, _APART + text).ids, len(self._apart_ids)
-            if token_ids[:num_apart] == self._apart_ids:
-                return token_ids[num_apart:]
+        for mark, mark_ids in self._marks.items():
+            token_ids = _encode_text_without_gil(tokenizer, mark + text).ids
+            if token_ids[: len(mark_ids)] == mark_ids:
+                return token_ids[len(mark_ids) :]
         return _encode_text_without_gil(tokenizer, text).ids
 
     def decode(self, tokenizer: RustTokenizer, token_ids: Sequence[int]) -> str:

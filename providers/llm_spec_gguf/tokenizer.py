@@ -23,7 +23,7 @@ from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]
 
-_APART: Final = "\n"  # begins no longer token of a vocabulary that puts a space before a text
+_APART: Final = ("\n", "a", "=")  # one of them begins no longer token together with what a text begins with
 
 
 class GgufTokenizer:
@@ -80,9 +80,11 @@ class GgufTokenizer:
             return self._tokenize(text)
         if text.startswith(" ") and text != " ":
             return self._tokenize(text[1:])
-        before = self._tokenize(_APART)
-        token_ids = self._tokenize(_APART + text)
-        return token_ids[len(before) :] if token_ids[: len(before)] == before else self._tokenize(text)
+        for mark in _APART:
+            before, token_ids = self._tokenize(mark), self._tokenize(mark + text)
+            if token_ids[: len(before)] == before:
+                return token_ids[len(before) :]
+        return self._tokenize(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join([self._shown[token_id] for token_id in token_ids]).decode(errors="replace")
