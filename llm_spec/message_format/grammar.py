@@ -190,9 +190,9 @@ def _is_text_length(longest: object) -> TypeGuard[int]:
 def _find_text_lengths(tool_use: ToolUse) -> Sequence[int]:
     """Each `maxLength` of an outermost property, once."""
     schemas = [_get_enforced_schema(tool, tool_use) for tool in tool_use.tools]
-    properties: list[Any] = [value for schema in schemas for value in (schema.get("properties") or {}).values()]
-    fields = [cast("Mapping[str, Any]", value) for value in properties if isinstance(value, Mapping)]
-    lengths: list[Any] = [each.get("maxLength") for each in fields]
+    properties = [cast("Mapping[str, Any]", schema.get("properties") or {}) for schema in schemas]
+    values = [value for each in properties for value in each.values() if isinstance(value, Mapping)]
+    lengths: list[Any] = [cast("Mapping[str, Any]", value).get("maxLength") for value in values]
     return sorted({*filter(_is_text_length, lengths)})
 
 
