@@ -189,11 +189,14 @@ def _is_text_length(longest: object) -> TypeGuard[int]:
 
 def _find_text_lengths(tool_use: ToolUse) -> Sequence[int]:
     """Each `maxLength` of an outermost property, once."""
-    schemas = [_get_enforced_schema(tool, tool_use) for tool in tool_use.tools]
-    properties = [cast("Mapping[str, Any]", schema.get("properties") or {}) for schema in schemas]
-    values = [value for each in properties for value in each.values() if isinstance(value, Mapping)]
-    lengths: list[Any] = [cast("Mapping[str, Any]", value).get("maxLength") for value in values]
-    return sorted({*filter(_is_text_length, lengths)})
+    lengths: set[int] = set()
+    for tool in tool_use.tools:
+        properties: Mapping[str, Any] = _get_enforced_schema(tool, tool_use).get("properties") or {}
+        for schema in properties.values():
+            longest = cast("Mapping[str, Any]", schema).get("maxLength") if isinstance(schema, Mapping) else None
+            if _is_text_length(longest):
+                lengths.add(longest)
+    return sorted(lengths)
 
 
 def _write_unquoted_value_rules(quote: _GrammarQuoter, mark: str, text_lengths: Iterable[int]) -> list[str]:
