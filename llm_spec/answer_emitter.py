@@ -79,13 +79,13 @@ class AnswerEmitter:
             report = replace(report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
         return report, merge_neighbouring_deltas(events)
 
-    def flush(self) -> list[StreamEvent]:
-        """What was held back and belongs to the answer after all."""
+    def flush(self, *, is_cut_off: bool = False) -> list[StreamEvent]:
+        """What was held back and belongs to the answer after all; `is_cut_off`: a limit ended it."""
         events = self._parse_tool_calls_and_reasoning(
             [*self._match_stop_strings(self._decoder.flush()), *self._matcher.flush()]
         )
         if self._parser is not None:
-            events += self._parser.flush()
+            events += self._parser.flush(is_cut_off=is_cut_off)
         return merge_neighbouring_deltas(events)
 
     def _decode_token(self, token_id: int, origin: Origin) -> list[StreamEvent]:
@@ -124,9 +124,7 @@ def open_message_parser(
     reasoning, message_format = tokenizer.reasoning, tokenizer.message_format if tool_use.tools else None
     if reasoning is None and message_format is None:
         return None
-    num_before_prefix = len(prompt_ids) - (len(tokenizer.encode(prefix)) if prefix else 0)
-    tail_ids = prompt_ids[max(0, num_before_prefix - _NUM_TAIL_TOKENS) : num_before_prefix]
-    tail = "".join(tokenizer.mark_tokens.get(token_id) or tokenizer.decode([token_id]) for token_id in tail_ids)
+    tail = _read_prompt_end(tokenizer, prompt_ids, prefix)
     id_characters = None if message_format is None else message_format.id_characters
 
     def make_call_id(index: int) -> str:
@@ -145,3 +143,20 @@ def open_message_parser(
     if prefix:
         parser.push(TextDelta(prefix))  # what comes of it is known already
     return parser
+
+
+def _read_prompt_end(tokenizer: MessageFormatTokenizer, prompt_ids: Sequence[int], prefix: str) -> str:
+    """The last text of a prompt, marks included, without the answer's prefix that follows it.
+
+    Prompt and prefix are encoded as one text, so that a token may have some of both.
+    """
+    num_tokens = _NUM_TAIL_TOKENS + len(prefix.encode(errors="replace"))
+    text, run = "", list[int]()
+    for token_id in prompt_ids[-num_tokens:]:
+        mark = tokenizer.mark_tokens.get(token_id)
+        if mark is None:
+            run.append(token_id)
+        else:
+            text, run = text + tokenizer.decode(run) + mark, []
+    text += tokenizer.decode(run)
+    return text.removesuffix(prefix if text.endswith(prefix) else tokenizer.decode(tokenizer.encode(prefix)))

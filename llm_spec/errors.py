@@ -35,6 +35,7 @@ __all__ = [
     "UnsupportedError",
     "format_error_line",
     "is_permanent_refusal",
+    "make_context_length_error",
 ]
 
 
@@ -64,6 +65,13 @@ class MissingExtraError(ConfigError):
 
 class InvalidRequestError(LlmSpecError, ValueError):
     """A request field has a value that cannot be served; the message names both."""
+
+
+def make_context_length_error(message: str) -> InvalidRequestError:
+    """The error for a prompt that is too long, with the code by which clients know to shorten it."""
+    error = InvalidRequestError(message)
+    error.code = "context_length_exceeded"
+    return error
 
 
 class UnsupportedError(LlmSpecError):

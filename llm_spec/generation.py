@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.contract.local import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import InvalidRequestError, make_context_length_error
 from llm_spec.proposer import Proposer
 from llm_spec.result import SpeculativeStats
 from llm_spec.tokens.acceptance import AcceptanceRule
@@ -338,7 +338,12 @@ def _check_prompt_fits(target: TokenModel, prompt_ids: Sequence[int]) -> None:
     if not prompt_ids:
         raise InvalidRequestError("the prompt has no tokens; give at least one")
     if len(prompt_ids) >= target.context_length:
-        raise InvalidRequestError(
+        raise make_context_length_error(
             f"the prompt has {len(prompt_ids)} tokens; {target.name} takes fewer than {target.context_length} "
             "(its context length)"
+        )
+    highest = max(prompt_ids)
+    if highest >= target.vocab_size:  # of a token that was added to a tokenizer alone
+        raise InvalidRequestError(
+            f"the prompt has token {highest}; {target.name} has weights for tokens 0 to {target.vocab_size - 1}"
         )

@@ -50,6 +50,15 @@ _LIBRARY: Final = "llguidance"
 _WHITESPACE: Final = r"[ \t\n\r]{1,32}"
 _ERROR_DRAWING: Final = re.compile(r"\n(<state>| +\d+ \|)")
 _MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024, "tools": 64 * 1024}  # bytes
+# What may constrain an answer in a format of each type.
+_CONSTRAINTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": (),
+    "json_object": ("schema", "json_schema"),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+}
+_ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 _CACHED_POSITIONS: Final = 34  # the longest draft, its bonus and one more
 _CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
 
@@ -65,9 +74,10 @@ def build_answer_constraint(
     """What `response_format`, and tools that must be called or are strict, demand of an answer; None: nothing.
 
     It begins after `request.prefix`; within reasoning where `is_reasoning` says so. The formats are OpenAI's `text`,
-    `json_object` and `json_schema`, and `{"type": "regex", "pattern": …}` (Rust's syntax, for the whole answer) and
-    `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark, rule `start`). A schema is kept to the letter,
-    `strict` or not. Schemas may be 64 KiB long (as compact JSON, those of all tools together), the others 8 KiB.
+    `json_object` (with llama.cpp's `schema`, if it is given) and `json_schema`, and `{"type": "regex", "pattern": …}`
+    (Rust's syntax, for the whole answer) and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark, rule
+    `start`). A schema is kept to the letter, `strict` or not. Schemas may be 64 KiB long (as compact JSON, those of all
+    tools together), the others 8 KiB.
     Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
     """
     source = _make_grammar_source(target, request, tool_use, is_reasoning=is_reasoning)
@@ -200,25 +210,19 @@ class _GrammarSource(NamedTuple):
     def from_response_format(cls, response_format: Mapping[str, Any]) -> _GrammarSource | None:
         """Take OpenAI's dict apart; None: any text will do."""
         kind = _require_field(response_format, "type", str, "response_format")
+        _refuse_stray_constraints(response_format, kind)
         match kind:
             case "text":
                 return None
-            case "json_object":
-                return cls("json_schema", _dump_schema_with_whitespace_rule({"type": "object"}))
-            case "json_schema":
-                named = _require_field(response_format, "json_schema", Mapping, "response_format")
-                return cls(
-                    "json_schema",
-                    _dump_schema_with_whitespace_rule(
-                        _require_field(named, "schema", Mapping, "response_format.json_schema")
-                    ),
-                )
+            case "json_object" | "json_schema":
+                schema, where = _find_schema(response_format, kind)
+                return cls("json_schema", _dump_schema_with_whitespace_rule(schema, where))
             case "regex":
                 return cls("regex", _require_field(response_format, "pattern", str, "response_format"))
             case "grammar":
                 return cls("grammar", _require_field(response_format, "grammar", str, "response_format"))
             case _:
-                kinds = "text, json_object, json_schema, regex, grammar"
+                kinds = ", ".join(_CONSTRAINTS)
                 raise InvalidRequestError(f"response_format.type is {kind!r}; it must be one of {kinds}")
 
     def check_source_length(self) -> None:
@@ -240,6 +244,35 @@ class _GrammarSource(NamedTuple):
                 return LLMatcher.grammar_from_lark(self.source)
 
 
+def _refuse_stray_constraints(response_format: Mapping[str, Any], kind: str) -> None:
+    """Refuse what constrains nothing in a format of this type: whoever gave it counts on it."""
+    known = {name for names in _CONSTRAINTS.values() for name in names}
+    given = {name for name in known if response_format.get(name) is not None}
+    stray = sorted(given - {*_CONSTRAINTS.get(kind, known)})
+    if stray:
+        takes = " or ".join(_CONSTRAINTS[kind]) or "no constraint"
+        raise InvalidRequestError(f"response_format.{stray[0]} is set; a format of type {kind!r} takes {takes}")
+
+
+def _find_schema(response_format: Mapping[str, Any], kind: str) -> tuple[Mapping[str, Any], str]:
+    """The schema of a JSON format, and where it stands; any object where it may be left out and is.
+
+    With `json_object` OpenAI has none. llama.cpp has it as `schema`, and others nest it as with `json_schema`.
+    """
+    given = [name for name in _CONSTRAINTS[kind] if response_format.get(name) is not None]
+    if len(given) > 1:
+        raise InvalidRequestError("response_format has schema and json_schema; give one of the two")
+    if kind == "json_object" and not given:
+        return _ANY_OBJECT, "response_format"
+    if given == ["schema"]:
+        schema, where = _require_field(response_format, "schema", Mapping, "response_format"), "response_format.schema"
+    else:
+        named = _require_field(response_format, "json_schema", Mapping, "response_format")
+        where = "response_format.json_schema.schema"
+        schema = _require_field(named, "schema", Mapping, "response_format.json_schema")
+    return schema if schema or kind == "json_schema" else _ANY_OBJECT, where
+
+
 def _require_field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     value: object = fields.get(name)
     if not isinstance(value, kind):
@@ -248,9 +281,7 @@ def _require_field(fields: Mapping[str, Any], name: str, kind: type, where: str)
     return value
 
 
-def _dump_schema_with_whitespace_rule(
-    schema: Mapping[str, Any], where: str = "response_format.json_schema.schema"
-) -> str:
+def _dump_schema_with_whitespace_rule(schema: Mapping[str, Any], where: str) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}  # llguidance's own place for them
     try:
         return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))

@@ -36,7 +36,7 @@ from llm_spec.contract.local import (
     TokenModel,
 )
 from llm_spec.drafting.optional_members import open_token_draft
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import InvalidRequestError, make_context_length_error
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import build_answer_constraint
 from llm_spec.message_format.parser import MessageParser
@@ -121,7 +121,7 @@ def generate_events(
                 break
         learned = {} if drafter is None else dict(generation.lookahead.describe())
         generation.close_draft()  # here, so that a failure can still be reported
-        last_events = text.flush()
+        last_events = text.flush(is_cut_off=(text.stopped_by or generation.stopped_by) not in _FINISH_REASONS)
         finish = _make_finish(generation, text, len(prompt_ids), drafter)
         times = LocalTimings(
             generation.prompt_s, generation.open_draft_s, learned, generation.between_s, average_concurrency()
@@ -265,9 +265,11 @@ def _check_request_is_supported(target: TokenModel, request: ChatRequest) -> Non
         raise InvalidRequestError(refusal)
     if request.tools and not isinstance(target.tokenizer, MessageFormatTokenizer):
         raise InvalidRequestError(f"tools are set; {target.name} has no form for tool calls")
-    for message in request.messages:
-        if isinstance(message.content, tuple) and any(part.get("type") != "text" for part in message.content):
-            raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")
+    for index, message in enumerate(request.messages):
+        for number, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
+            if part.get("type") != "text":
+                where = f"messages[{index}].content[{number}]"
+                raise InvalidRequestError(f"{where} is of type {part.get('type')!r}; {target.name} reads text alone")
 
 
 def _check_prompt_can_fit(target: TokenModel, request: ChatRequest) -> None:
@@ -275,9 +277,10 @@ def _check_prompt_can_fit(target: TokenModel, request: ChatRequest) -> None:
     most = target.context_length
     num_messages = len(request.messages)
     if num_messages >= most:
-        raise InvalidRequestError(f"there are {num_messages} messages; {target.name} has room for {most} tokens")
+        raise make_context_length_error(f"there are {num_messages} messages; {target.name} has room for {most} tokens")
     if not isinstance(target.tokenizer, BoundedTokenizer):
         return
     num_chars = len(request.prefix) + sum(len(message.text) for message in request.messages)
     if num_chars > most * target.tokenizer.max_token_chars:
-        raise InvalidRequestError(f"the prompt has {num_chars} characters; {target.name} has room for {most} tokens")
+        message = f"the prompt has {num_chars} characters; {target.name} has room for {most} tokens"
+        raise make_context_length_error(message)

@@ -38,6 +38,8 @@ Server features
 
 Local models
 - `ChatTemplate`: messages to the text of a prompt (needs the package jinja2).
+- `ControlTokenFinder`: where the prefix of an answer spells a control token, which is text there.
+- `make_context_length_error`: the error for a prompt that is too long.
 - `FolderTokenizer`: the tokenizer and chat template of a model folder (needs the packages tokenizers and jinja2).
 - `MessageFormat`, `ReasoningMarks`, `list_format_marks`: how a model writes calls and reasoning, and the marks in that.
 - `find_file`, `read_json`: files of a model folder, with errors that name them.
@@ -73,11 +75,13 @@ if TYPE_CHECKING:
     from llm_spec.chat_response import ChatResponseBuilder
     from llm_spec.continuation import ContinuationTest
     from llm_spec.cores import count_usable_cores
+    from llm_spec.errors import make_context_length_error
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.json_text import dumps, loads
     from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens, choose_idle_cache
     from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
     from llm_spec.model_folder.chat_template import ChatTemplate
+    from llm_spec.model_folder.control_tokens import ControlTokenFinder
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, create_chunk_reader, parse_finish_reason
@@ -117,6 +121,7 @@ __all__ = [
     "ChunkReader",
     "ContentPart",
     "ContinuationTest",
+    "ControlTokenFinder",
     "FinishReason",
     "FolderTokenizer",
     "KeptTokens",
@@ -146,6 +151,7 @@ __all__ = [
     "is_greedy",
     "list_format_marks",
     "loads",
+    "make_context_length_error",
     "make_status_error",
     "mask_secrets",
     "needs_no_penalties",
@@ -169,11 +175,13 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.chat_response": "ChatResponseBuilder",
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.cores": "count_usable_cores",
+    "llm_spec.errors": "make_context_length_error",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.kept_tokens": "PREFILL_CHUNK_TOKENS KeptTokens choose_idle_cache",
     "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",
     "llm_spec.model_folder.chat_template": "ChatTemplate",
+    "llm_spec.model_folder.control_tokens": "ControlTokenFinder",
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds create_chunk_reader parse_finish_reason",

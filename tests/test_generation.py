@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,10 @@ from llm_spec import (
     TextDelta,
     Threshold,
     TokenDrafter,
+    ToolCallDelta,
     generate_events,
 )
+from llm_spec.message_format.formats import FORMATS
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
@@ -50,6 +53,14 @@ from llm_spec.tokens.sampling import FloatArray, Sampler
 
 LETTERS = CharTokenizer("abcdefgh")
 STORY = "the cat sat on the mat; the dog sat on the log; the cat saw the dog — naïve €5 😀 ends."
+
+
+class CallingTokenizer(ByteTokenizer):
+    """One whose model calls tools as Hermes does."""
+
+    message_format = next(row for row in FORMATS if row.name == "hermes")
+    reasoning = None
+    mark_tokens: Mapping[int, str] = MappingProxyType({})
 
 
 class NoisyTable(TableModel):
@@ -593,7 +604,40 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"21 tokens.*8") as caught:
         events_of(target, ChatRequest.create("x" * 20))
     assert "\n" not in str(caught.value)
+    assert caught.value.code == "context_length_exceeded"
+    for messages in (["x" * 2000], ["x"] * 9):  # refused before they are encoded
+        with pytest.raises(InvalidRequestError) as caught:
+            events_of(target, ChatRequest.create([{"role": "user", "content": text} for text in messages]))
+        assert caught.value.code == "context_length_exceeded"
     assert target.num_closed == target.num_open == 0
+
+
+def test_a_part_that_is_not_text_is_named() -> None:
+    """A model in this process sees no images, and says so rather than leave one out."""
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": parts}]
+    with pytest.raises(InvalidRequestError, match=r"messages\[1\]\.content\[1\] is of type 'image_url'; .* text alone"):
+        events_of(TableModel(), ChatRequest.create(messages))
+
+
+@pytest.mark.parametrize("max_tokens", [*range(60, 66), 200])
+@pytest.mark.parametrize("draft", [None, RandomDraft()])
+def test_a_call_without_its_last_mark_is_one_only_where_the_model_ended(
+    max_tokens: int, draft: TokenDrafter | None
+) -> None:
+    """An answer that a limit cut off has no call, however whole it looks."""
+    answer = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "bc": "defg"}}'
+    target = TableModel(answer, tokenizer=CallingTokenizer(), order=16)
+    request = ChatRequest.create(
+        "go", temperature=0, max_tokens=max_tokens, tools=[{"type": "function", "function": {"name": "f"}}]
+    )
+    events = events_of(target, request, draft)
+    finish = events[-1]
+    assert isinstance(finish, Finish)
+    calls = [event for event in events if isinstance(event, ToolCallDelta)]
+    is_ended = max_tokens > len(answer)
+    assert (finish.finish_reason, len(calls)) == (("tool_calls", 1) if is_ended else ("length", 0))
+    assert text_of(events) == ("" if is_ended else answer[:max_tokens])
 
 
 def test_a_narrow_model_is_not_asked_for_more() -> None:

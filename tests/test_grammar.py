@@ -202,6 +202,29 @@ def test_any_json_object(tiny: OnnxProvider) -> None:
     assert answer(token_model(tiny), ask({"type": "text"}, max_tokens=20)) == free
 
 
+@pytest.mark.parametrize("draft", [None, DRAFT])
+@pytest.mark.parametrize("where", ["schema", "json_schema", "neither", "empty", "null"])
+def test_a_json_object_keeps_to_its_schema(where: str, draft: TokenDrafter | None) -> None:
+    """Where it has one: as llama.cpp has it, or nested as with `json_schema`."""
+    digits = {"type": "integer", "minimum": 5, "maximum": 7}
+    own = {"type": "object", "properties": {"d": digits}, "required": ["d"], "additionalProperties": False}
+    fields: dict[str, Any] = {
+        "schema": {"schema": own},
+        "json_schema": {"json_schema": {"name": "x", "schema": own}, "schema": None},
+        "empty": {"schema": {}},
+        "null": {"schema": None, "json_schema": None},
+    }
+    response_format = {"type": "json_object", **fields.get(where, {})}
+    text, finish = answer(token_model(TARGET), ask(response_format), draft)
+    if where in ("schema", "json_schema"):
+        assert finish.stopped_by == "eos"
+        value = json.loads(text)
+        assert value.keys() == {"d"}
+        assert value["d"] in (5, 6, 7)
+    else:
+        assert text.startswith("{")
+
+
 async def test_through_the_decoder() -> None:
     """`auto` uses strategy `tokens` for such requests, and says that the text is the target's own."""
     assert TARGET.capabilities.response_format
@@ -445,6 +468,17 @@ def schema(**fields: Any) -> dict[str, Any]:
         ({}, ["response_format.type is None"]),
         ({"type": "json"}, ["response_format.type is 'json'", "json_object", "grammar"]),
         ({"type": "json_schema"}, ["response_format.json_schema is None", "an object"]),
+        ({"type": "json_schema", "schema": {}}, ["response_format.schema is set", "'json_schema' takes json_schema"]),
+        ({"type": "json_schema", "pattern": "a"}, ["response_format.pattern is set"]),
+        ({"type": "json_object", "schema": 7}, ["response_format.schema is 7", "an object"]),
+        ({"type": "json_object", "json_schema": {}}, ["response_format.json_schema.schema is None"]),
+        ({"type": "json_object", "schema": {}, "json_schema": {}}, ["give one of the two"]),
+        ({"type": "json_object", "schema": {"type": "strin"}}, ["Invalid type: strin"]),
+        ({"type": "json_object", "grammar": "start: x"}, ["response_format.grammar is set"]),
+        ({"type": "text", "schema": {"type": "object"}}, ["response_format.schema is set", "takes no constraint"]),
+        ({"type": "text", "json_schema": {}}, ["response_format.json_schema is set"]),
+        ({"type": "regex", "pattern": "a", "schema": {}}, ["response_format.schema is set", "takes pattern"]),
+        ({"type": "grammar", "grammar": "start: x", "pattern": "a"}, ["response_format.pattern is set"]),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, ["response_format.json_schema.schema is None"]),
         (schema(type="strin"), ["json_schema cannot be used", "Invalid type: strin"]),
         (schema(type="array", uniqueItems=True), ["Unimplemented keys", "uniqueItems"]),

@@ -114,13 +114,22 @@ class ToolCallScanner:
         elif not self._open_brackets:
             self.value_end = self._at
 
+    def end_answer(self) -> None:
+        """Nothing follows any more, and the model wanted no more: a call that only lacks its last mark is complete."""
+        if self.state == "open" and self.value_end >= 0:
+            self.end = len(self._text)
+            self.state = "complete"
+
     def _find_closing_mark(self) -> None:
         rest = self._text[self.value_end :]
         start = len(rest) - len(rest.lstrip(SPACE)) if self._close else 0
         if rest.startswith(self._close, start):
             self.end = self.value_end + start + len(self._close)
             self.state = "complete"
-        elif not self._close.startswith(rest[start:]):
+        elif rest.startswith(self.message_format.call_open, start):  # the next one, and the mark was forgotten
+            self.end = self.value_end
+            self.state = "complete"
+        elif not any(mark.startswith(rest[start:]) for mark in (self._close, self.message_format.call_open)):
             self.state = "broken"
 
 
@@ -158,10 +167,11 @@ def _parse_json_tool_calls(text: str) -> Iterator[WrittenToolCall]:
         raise ValueError("an object without a name")
     name: Any = json.loads(text[slice(*members["name"])])
     key = next((key for key in ARGUMENTS_KEYS if key in members), None)
-    arguments = "{}" if key is None else text[slice(*members[key])]
+    arguments = "" if key is None else text[slice(*members[key])]
     if arguments.startswith('"'):  # an object that was made a text once more
         arguments = json.loads(arguments)
-    yield WrittenToolCall(name if isinstance(name, str) else "", arguments)
+    is_empty = arguments.strip(SPACE) in ("", "null")
+    yield WrittenToolCall(name if isinstance(name, str) else "", "{}" if is_empty else arguments)
 
 
 def _find_json_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeGuard, cast
 
 from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
 from llm_spec.tools import Tool, ToolUse
@@ -53,7 +53,7 @@ def write_tool_grammar(
     start = "answer"
     if reasoning is not None:
         opening = "" if is_reasoning else f"SPACE {quote(reasoning.open)} "
-        rules.append(f"reasoning_end[lazy]: TEXT {quote(reasoning.close)}")
+        rules.append(quote.write_text_up_to("reasoning_end", reasoning.close))
         rules.append(f"reasoning: {opening}reasoning_end SPACE")
         start = "reasoning answer" if is_reasoning else "reasoning? answer"
     return "\n".join([f"start: {start}", *rules])
@@ -72,6 +72,10 @@ class _GrammarQuoter:
             parts.append(json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>")
         return " ".join(parts)
 
+    def write_text_up_to(self, name: str, mark: str, text: str = "TEXT") -> str:
+        """A rule of text up to the first mark, with it: text has no control tokens, and may begin any other mark."""
+        return f"{name}{'' if mark in self._ids else '[lazy]'}: {text} {self(mark)}"
+
 
 class _ToolCallGrammarWriter:
     """The rules of calls in one format."""
@@ -87,6 +91,7 @@ class _ToolCallGrammarWriter:
         self._quote_without_key = quote
         self._dump_schema = dump_schema
         self._has_one = tool_use.max_calls == 1
+        self._text_lengths = _find_text_lengths(tool_use) if message_format.body == "named_fields" else ()
         bodies = [self._write_call_body(index, tool) for index, tool in enumerate(tool_use.tools)]
         self.rules = [
             *self._write_call_rules(),
@@ -98,7 +103,7 @@ class _ToolCallGrammarWriter:
             ),
         ]
         if message_format.body == "named_fields":
-            self.rules += _write_unquoted_value_rules(quote(message_format.text_mark))
+            self.rules += _write_unquoted_value_rules(quote, message_format.text_mark, self._text_lengths)
 
     def write_free_answer(self) -> str:
         """An answer that may call: text, in which calls keep to the rules."""
@@ -107,7 +112,7 @@ class _ToolCallGrammarWriter:
             self.rules.append(r"OTHER: /[^{ \t\r\n](.|\n)*/")
             return "SPACE calls SPACE | SPACE OTHER | SPACE"
         self.rules += [
-            f"call_open[lazy]: TEXT {quote(row.call_open)}",
+            quote.write_text_up_to("call_open", row.call_open),
             f"free_call: call_open {self._write_call_after_opening_mark()}",
         ]
         return "free_call* TEXT"
@@ -173,18 +178,35 @@ def _write_value_rule(schema: object, mark: str) -> str:
         texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
         return f"{mark} ({texts}) {mark}"
     kind, longest = fields.get("type"), fields.get("maxLength")
-    if kind == "string" and isinstance(longest, int):
-        return f"{mark} /[^<]{{0,{longest}}}/ {mark}"
+    if kind == "string" and _is_text_length(longest):
+        return f"{mark} text_end_{longest}"
     return _VALUE_RULES.get(kind, "any_value") if isinstance(kind, str) else "any_value"
 
 
-def _write_unquoted_value_rules(mark: str) -> list[str]:
-    """The rules of values without quotes, whose texts stand between marks."""
+def _is_text_length(longest: object) -> TypeGuard[int]:
+    return isinstance(longest, int) and not isinstance(longest, bool) and longest >= 0
+
+
+def _find_text_lengths(tool_use: ToolUse) -> Sequence[int]:
+    """Each `maxLength` of an outermost property, once."""
+    lengths: set[int] = set()
+    for tool in tool_use.tools:
+        properties: Mapping[str, Any] = _get_enforced_schema(tool, tool_use).get("properties") or {}
+        for schema in properties.values():
+            longest = cast("Mapping[str, Any]", schema).get("maxLength") if isinstance(schema, Mapping) else None
+            if _is_text_length(longest):
+                lengths.add(longest)
+    return sorted(lengths)
+
+
+def _write_unquoted_value_rules(quote: _GrammarQuoter, mark: str, text_lengths: Iterable[int]) -> list[str]:
+    """The rules of values without quotes, whose texts go from one mark to the next, and hold anything else."""
     return [
-        f"text_value: {mark} FIELD_TEXT {mark}",
-        "FIELD_TEXT: /[^<]*/",
-        r"NUMBER: /-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/",
-        "INTEGER: /-?(0|[1-9][0-9]{0,15})/",
+        f"text_value: {quote(mark)} text_end",
+        quote.write_text_up_to("text_end", mark),
+        *(quote.write_text_up_to(f"text_end_{n}", mark, rf"/(.|\n){{0,{n}}}/") for n in text_lengths),
+        r"NUMBER: /-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?/",
+        "INTEGER: /-?(0|[1-9][0-9]{0,19})/",
         "KEY: /[A-Za-z_][A-Za-z0-9_]{0,40}/",
         'list_value: "[" (any_value ("," any_value)*)? "]"',
         'object_value: "{" (KEY ":" any_value ("," KEY ":" any_value)*)? "}"',

@@ -1,7 +1,8 @@
 """An answer's text, as its model writes it, to text, reasoning and tool calls.
 
 What comes out does not depend on how the text was cut. What may be the beginning of a mark is held back, and so is a
-call until it is whole: one that its model breaks off, or whose JSON is broken, is text.
+call until it is whole: one that its model breaks off, or whose JSON is broken, is text. Only the mark behind it may be
+left out, where the answer ends or the next call begins.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class MessageParser:
         self._is_at_start = True  # nothing but space and reasoning so far, or since the last call
         self._drops_space = starts_in_reasoning  # what comes next is space between marks
         self._scanner: ToolCallScanner | None = None
+        self._is_cut_off = False
         self._num_opening = 0  # characters held before a call's body: space, and what opened it
         self.num_calls = 0
 
@@ -66,8 +68,13 @@ class MessageParser:
         self._held.hold_delta(delta)
         return self._read_held_text(is_end=False)
 
-    def flush(self) -> list[StreamEvent]:
-        """What is still held back: the answer has ended."""
+    def flush(self, *, is_cut_off: bool = False) -> list[StreamEvent]:
+        """What is still held back: the answer has ended.
+
+        `is_cut_off`: by a limit, not by its model or where the request wanted it to. Then a call without its end is
+        text.
+        """
+        self._is_cut_off = is_cut_off
         return self._read_held_text(is_end=True)
 
     def _read_held_text(self, *, is_end: bool) -> list[StreamEvent]:
@@ -177,6 +184,8 @@ class MessageParser:
         scanner.feed(self._held.text[num_scanned:])
         if scanner.state == "open" and not is_end:
             return ()
+        if not self._is_cut_off:
+            scanner.end_answer()
         calls = parse_tool_calls(scanner, self._tool_names) if scanner.state == "complete" else None
         self._scanner, self._state, self._may_reason = None, self._read_answer_text, False
         if calls is None:  # it is text, in which another call may begin

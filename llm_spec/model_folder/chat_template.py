@@ -11,14 +11,25 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
-from llm_spec.chat import ChatMessage, ChatRequest
+from llm_spec.chat import ChatMessage, ChatRequest, ToolCall
 from llm_spec.errors import InvalidRequestError, ModelLoadError
 from llm_spec.message_format.formats import find_message_format, find_reasoning_marks
 from llm_spec.model_folder.files import read_text_file
+from llm_spec.model_folder.template_traits import TemplateTraits, arrange_messages, find_template_traits
 
 __all__ = ["ChatTemplate"]
+
+# As which a template reads a model's reasoning of earlier turns: most, some of vLLM's, gpt-oss's and LFM's.
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
+_TRIAL_TOOL: Final[Mapping[str, Any]] = {
+    "type": "function",
+    "function": {"name": "trial", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+# How a template is told that there are no tools, and no documents: as by transformers, since templates ask in several
+# ways. The second way is for those that ask in none.
+_ABSENT: Final[tuple[Mapping[str, None], ...]] = ({"tools": None, "documents": None}, {})
 
 
 class ChatTemplate:
@@ -32,6 +43,7 @@ class ChatTemplate:
         self._folder = folder
         self._default = _compile_template(default, folder)
         self._with_tools = self._default if with_tools == default else _compile_template(with_tools, folder)
+        self._traits: dict[bool, tuple[TemplateTraits, Mapping[str, None]]] = {}  # by whether there are tools
         self.message_format = find_message_format(with_tools)
         self.reasoning = find_reasoning_marks(default)
 
@@ -48,51 +60,70 @@ class ChatTemplate:
 
     def render(self, request: ChatRequest, special_tokens: Mapping[str, str]) -> str:
         """The prompt of a request, ready for the answer; raises InvalidRequestError for what the template refuses."""
-        from jinja2 import TemplateError
-
         uses_tools = bool(request.tools) and request.tool_choice != "none"
         if uses_tools and self.message_format is None:
             raise InvalidRequestError(
                 f"tools are set; the chat template in {self._folder} has no place for them, or shows calls in a form "
                 "that is not known; give the folder a chat_template.jinja that lists `tools`"
             )
-        variables: dict[str, Any] = {**special_tokens, **_read_template_variables(request)}
+        traits, absent = self._get_traits(special_tokens, uses_tools=uses_tools)
+        variables = {**absent, **special_tokens, **_read_template_variables(request)}
         if uses_tools:
             variables["tools"] = [dict(tool) for tool in request.tools]
-        template = self._with_tools if uses_tools else self._default
-        messages = self._convert_messages_for_template(request.messages)
+        names = _find_names_of_calls(request.messages)
+        return self._render_messages(arrange_messages(request.messages, traits), names, variables)
+
+    def _render_messages(
+        self, messages: Sequence[ChatMessage], names: Mapping[str, str], variables: Mapping[str, Any]
+    ) -> str:
+        from jinja2 import TemplateError
+
+        template = self._default if variables.get("tools") is None else self._with_tools
+        converted = [self._convert_message_for_template(message, names) for message in messages]
         try:
-            return str(template.render(**{**variables, "messages": messages, "add_generation_prompt": True}))
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return str(template.render(**{**variables, "messages": converted, "add_generation_prompt": True}))
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = f"the chat template in {self._folder} refuses these messages"
             raise InvalidRequestError(f"{reason}: {error}") from error
 
-    def _convert_messages_for_template(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-        """Messages as templates want them: arguments as objects, results with the names of what was called."""
-        names: dict[str, str] = {}
-        converted: list[dict[str, Any]] = []
-        for index, message in enumerate(messages):
-            fields = {**message.to_openai(), "role": _map_developer_role_to_system(message), "content": message.text}
-            if message.tool_calls:
-                fields["tool_calls"] = [
-                    {
-                        "id": self._shorten_call_id(call.id),
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": _parse_tool_call_arguments(call.arguments)},
-                    }
-                    for call in message.tool_calls
-                ]
-                names.update((call.id, call.name) for call in message.tool_calls)
-            if message.role == "tool":
-                call_id = message.tool_call_id or ""
-                if call_id not in names:
-                    raise InvalidRequestError(
-                        f"messages[{index}].tool_call_id is {message.tool_call_id!r}; no message before it makes such "
-                        "a call"
-                    )
-                fields |= {"tool_call_id": self._shorten_call_id(call_id), "name": message.name or names[call_id]}
-            converted.append(fields)
-        return converted
+    def _get_traits(
+        self, special_tokens: Mapping[str, str], *, uses_tools: bool
+    ) -> tuple[TemplateTraits, Mapping[str, None]]:
+        """What the template takes, and what it is told of that is not there; with tools or without. Found once."""
+        if uses_tools not in self._traits:
+            ways = [self._find_traits({**absent, **special_tokens}, uses_tools=uses_tools) for absent in _ABSENT]
+            found = ((traits, absent) for traits, absent in zip(ways, _ABSENT, strict=True) if traits is not None)
+            self._traits[uses_tools] = next(found, (TemplateTraits(), _ABSENT[0]))
+        return self._traits[uses_tools]
+
+    def _find_traits(self, variables: Mapping[str, Any], *, uses_tools: bool) -> TemplateTraits | None:
+        def render(messages: Sequence[ChatMessage]) -> str | None:
+            try:
+                tools = {"tools": [_TRIAL_TOOL]} if uses_tools else {}
+                return self._render_messages(messages, _find_names_of_calls(messages), {**variables, **tools})
+            except InvalidRequestError:
+                return None
+
+        return find_template_traits(render, uses_tools=uses_tools)
+
+    def _convert_message_for_template(self, message: ChatMessage, names: Mapping[str, str]) -> dict[str, Any]:
+        """A message as templates want it: arguments as objects, a result with the name of what was called."""
+        fields = {**message.to_openai(), "role": message.role, "content": message.text}
+        if message.reasoning:
+            fields |= dict.fromkeys(_REASONING_FIELDS, message.reasoning)
+        if message.tool_calls:
+            fields["tool_calls"] = [
+                {
+                    "id": self._shorten_call_id(call.id),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _parse_tool_call_arguments(call)},
+                }
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            call_id = message.tool_call_id or ""
+            fields |= {"tool_call_id": self._shorten_call_id(call_id), "name": message.name or names[call_id]}
+        return fields
 
     def _shorten_call_id(self, call_id: str) -> str:
         """A call's id as the template takes it: some want so many letters and digits, and clients write others."""
@@ -171,18 +202,27 @@ def _get_extra_field_text(request: ChatRequest, name: str, part: str) -> str | N
     return text
 
 
-def _parse_tool_call_arguments(arguments: str) -> Any:
+def _find_names_of_calls(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
+    """What each call of a conversation calls, by its id; raises InvalidRequestError for a result of no call."""
+    names: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        names.update((call.id, call.name) for call in message.tool_calls)
+        if message.role == "tool" and (message.tool_call_id or "") not in names:
+            raise InvalidRequestError(
+                f"messages[{index}].tool_call_id is {message.tool_call_id!r}; no message before it makes such a call"
+            )
+    return names
+
+
+def _parse_tool_call_arguments(call: ToolCall) -> Any:
     """Arguments as an object, which templates write in their own way; other JSON stays text."""
+    if call.kind == "custom":
+        return {"input": call.arguments}
     try:
-        value = json.loads(arguments or "{}")
+        value = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
-        return arguments
-    return cast("Any", value) if isinstance(value, dict) else arguments
-
-
-def _map_developer_role_to_system(message: ChatMessage) -> str:
-    """Templates know no developers, whose messages are what those of the system were before."""
-    return "system" if message.role == "developer" else message.role
+        return call.arguments
+    return cast("Any", value) if isinstance(value, dict) else call.arguments
 
 
 def _dump_template_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

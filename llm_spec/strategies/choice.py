@@ -14,6 +14,7 @@ from llm_spec.errors import TransientError, UnsupportedError, format_error_line
 from llm_spec.planner import StrategyPlanner
 from llm_spec.resilience import wait_within
 from llm_spec.result import PlainReason
+from llm_spec.stop_rules import may_token_complete_two
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal
 from llm_spec.strategies.message_answer import prepare_with_message_parser
 from llm_spec.strategies.registry import AUTO, PLAIN, Prepare, StrategyEntry, find_strategy, get_strategies_by_name
@@ -49,12 +50,27 @@ async def choose_strategy(
     prepared = await _prepare_named_strategy(strategy, context, discovery)
     if isinstance(prepared, StrategyChoice):
         return prepared
-    if not strategy.takes_seed and _has_sampling_seed(context.request):
-        return _make_plain_choice("seed")
+    plain = _find_sampling_or_stop_reason(strategy, context.request)
+    if plain is not None:
+        return plain
     if strategy.is_local:
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
     plan = planner.choose_named_or_baseline(strategy.name, context.config.baseline_every)
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _make_plain_choice(plan.plain_reason)
+
+
+def _find_sampling_or_stop_reason(strategy: StrategyEntry, request: ChatRequest) -> StrategyChoice | None:
+    """Plain, where a named strategy would write another answer to this request than the target does; else None."""
+    if not strategy.takes_seed and _has_sampling_seed(request):
+        return _make_plain_choice("seed")
+    return _find_stop_reason(request) if strategy.discoverable_features else None
+
+
+def _find_stop_reason(request: ChatRequest) -> StrategyChoice | None:
+    """Plain, where a server may end the answer at another stop string than what reads it here; else None."""
+    if not may_token_complete_two(request.stop):
+        return None
+    return _make_plain_choice("request", "one token may complete two of its stop strings, and servers differ in which")
 
 
 def _load_prepare_function(strategy: StrategyEntry) -> Prepare:
@@ -197,6 +213,9 @@ async def _find_reason_to_wait(
     """Plain, while a server's strategies cannot be compared; None: they can."""
     if _has_sampling_seed(context.request):
         return _make_plain_choice("seed")
+    plain = _find_stop_reason(context.request)
+    if plain is not None:
+        return plain
     if not planner.baseline.is_measured:
         return _make_plain_choice("baseline")  # there is nothing to compare with yet, and no need to ask what it can do
     features: set[Feature] = {feature for strategy in candidates for feature in strategy.discoverable_features[:1]}

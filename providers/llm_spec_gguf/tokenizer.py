@@ -11,18 +11,26 @@ from typing import Final
 import numpy as np
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.provider_kit import ChatTemplate, MessageFormat, ReasoningMarks, list_format_marks
+from llm_spec.provider_kit import (
+    ChatTemplate,
+    ControlTokenFinder,
+    MessageFormat,
+    ReasoningMarks,
+    list_format_marks,
+    make_context_length_error,
+)
 from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]
 
-_APART: Final = "\n"  # begins no longer token of a vocabulary that puts a space before a text
+_APART: Final = ("\n", "a", "=")  # one of them begins no longer token together with what a text begins with
 
 
 class GgufTokenizer:
     """A vocabulary, and the templates in the file's metadata.
 
-    As everywhere with such templates, a control token that a message spells out is a control token.
+    As everywhere with such templates, a control token that a message spells out is a control token. One that the
+    prefix of an answer spells out is text, as in the answer itself.
     """
 
     def __init__(self, model: LlamaModel, path: Path, context_length: int) -> None:
@@ -44,6 +52,11 @@ class GgufTokenizer:
             "pad_token": self._get_special_token_text(llama.llama_vocab_pad(model.vocab)),
         }
         self._begins_with_space = self._tokenize("a") != [] and self.decode(self._tokenize("a")).startswith(" ")
+        self._control_tokens = ControlTokenFinder(
+            piece.decode(errors="replace")
+            for piece, shown in zip(self._bytes, self._shown, strict=True)
+            if piece and not shown
+        )
         self._chat_template = _load_chat_template(model, path)
         marks = [*list_format_marks(self.message_format), *list_format_marks(self.reasoning)]
         self.mark_tokens: Mapping[int, str] = {
@@ -67,21 +80,25 @@ class GgufTokenizer:
             return self._tokenize(text)
         if text.startswith(" ") and text != " ":
             return self._tokenize(text[1:])
-        before = self._tokenize(_APART)
-        token_ids = self._tokenize(_APART + text)
-        return token_ids[len(before) :] if token_ids[: len(before)] == before else self._tokenize(text)
+        for mark in _APART:
+            before, token_ids = self._tokenize(mark), self._tokenize(mark + text)
+            if token_ids[: len(before)] == before:
+                return token_ids[len(before) :]
+        return self._tokenize(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join([self._shown[token_id] for token_id in token_ids]).decode(errors="replace")
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
         if request.raw:
-            prompt_ids = self._encode_prompt(request.messages[0].text, add_special=True)
+            prompt = request.messages[0].text
         elif self._chat_template is None:
             raise InvalidRequestError(f"the model in {self._path} has no chat template and cannot take messages")
         else:
-            prompt_ids = self._encode_prompt(self._chat_template.render(request, self._special))
-        return prompt_ids + self.encode(request.prefix)
+            prompt = self._chat_template.render(request, self._special)
+        num_joined = self._control_tokens.count_characters_before(prompt, request.prefix)
+        prompt_ids = self._encode_prompt(prompt + request.prefix[:num_joined], add_special=request.raw)
+        return prompt_ids + self.encode(request.prefix[num_joined:])
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
@@ -95,7 +112,7 @@ class GgufTokenizer:
     def _encode_prompt(self, text: str, *, add_special: bool = False) -> list[int]:
         token_ids = self._tokenize(text, add_special=add_special, parse_special=True)
         if len(token_ids) > self._context_length:
-            raise InvalidRequestError(
+            raise make_context_length_error(
                 f"the prompt has {len(token_ids)} tokens; the model in {self._path} takes {self._context_length} at "
                 "most (its context length)"
             )

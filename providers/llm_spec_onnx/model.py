@@ -68,11 +68,7 @@ class OnnxModel:
         self._shared = _allows_one_buffer_for_cache(self._graph.session, folder)
         self.vocab_size = self._graph.vocab_size
         self.context_length = self._graph.context_length
-        if self.tokenizer.vocab_size > self.vocab_size:
-            raise ModelLoadError(
-                f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but {path.name} gives logits for "
-                f"{self.vocab_size}; the two belong to different models"
-            )
+        self.tokenizer.leave_out_ids_without_rows(self.vocab_size)
         self._exact = exact
         self._idle = IdleBuffers(_MAX_IDLE_CACHES)
         self._draft_threads = self._target_threads = ThreadChoice(self._graph)

@@ -31,8 +31,15 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 _FILE_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _EMBEDDING_NAME: Final = "embed_tokens.weight"
 _NUM_COMPARED_ROWS: Final = 64
-_HUB_FILES: Final = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"]
-_HUB_TEXTS: Final = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+_INDEX_NAME: Final = "model.safetensors.index.json"
+_HUB_FILES: Final = [_INDEX_NAME, "config.json", "generation_config.json"]
+_HUB_TEXTS: Final = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+]
 
 
 def find_checkpoint_folder(model: str | Path) -> Path:
@@ -44,12 +51,21 @@ def find_checkpoint_folder(model: str | Path) -> Path:
         raise ModelLoadError(f"model folder {folder} does not exist; give a folder with config.json in it")
     hub: Any = importlib.import_module("huggingface_hub")
     try:
-        return Path(hub.snapshot_download(str(model), allow_patterns=_HUB_FILES + _HUB_TEXTS))
+        return _fetch_from_hub(hub, str(model))
+    except ModelLoadError:
+        raise
     except Exception as error:  # the hub's errors and those of the network below it have no common base
         raise ModelLoadError(
             f"{model} is not a folder on this machine and could not be fetched from the Hugging Face hub "
             f"({type(error).__name__}); check the name and the network, or give a folder"
         ) from error
+
+
+def _fetch_from_hub(hub: Any, name: str) -> Path:
+    """The folder of a model of the hub. Of its weights what is read is fetched: many have them in several forms."""
+    folder = Path(hub.snapshot_download(name, allow_patterns=_HUB_FILES + _HUB_TEXTS))
+    weights = [path.relative_to(folder).as_posix() for path in _list_weight_files(folder)]
+    return Path(hub.snapshot_download(name, revision=folder.name, allow_patterns=weights))  # named for its commit
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -183,7 +199,7 @@ def _check_weight_files(folder: Path) -> None:
 
 def _list_weight_files(folder: Path) -> list[Path]:
     """The safetensors files that a folder says it has."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / _INDEX_NAME
     names = ["model.safetensors"]
     if index.is_file():
         names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})

@@ -196,11 +196,6 @@ class TorchModel:
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
         return_freed_memory_to_system()
-        if self.tokenizer.vocab_size > self.vocab_size:
-            raise ModelLoadError(
-                f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
-                f"{self.vocab_size}; the two belong to different models"
-            )
         self._find_exact_pass_shape()
         self._joined_row_counts = self._find_joined_row_counts()
         self._batching = self._make_batching()
@@ -210,6 +205,7 @@ class TorchModel:
         check_architecture(module)
         context = min(own_context, self._options.get("max_context", own_context))
         max_width = self._options.get("max_width", MAX_WIDTH)
+        self.tokenizer.leave_out_ids_without_rows(len(module.get_input_embeddings().weight))
         token_ids = make_fixed_token_ids(_NUM_CHECKED_TOKENS, self.tokenizer.vocab_size)
         with run_on_device(self.name, self.device):
             expected = compute_transformers_logits(module, token_ids)

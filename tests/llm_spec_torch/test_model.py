@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from llm_spec_torch.checkpoint import load_transformers_module, map_embedding
+from llm_spec_torch.checkpoint import find_checkpoint_folder, load_transformers_module, map_embedding
 from llm_spec_torch.network import TransformerNetwork
 from safetensors.torch import load_file, save_file
 from support.text_checks import check_one_text, check_texts
@@ -337,6 +337,63 @@ def test_a_name_that_cannot_be_fetched_is_one_clear_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ModelLoadError, match="could not be fetched from the Hugging Face hub"):
         TorchModel("nobody/nothing")
+
+
+HUB_FILES = {
+    "config.json": b"{}",
+    "generation_config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+    "special_tokens_map.json": b"{}",
+    "chat_template.jinja": b"",
+    "additional_chat_templates/tool_use.jinja": b"",
+}
+SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+OTHER_WEIGHTS = [
+    "consolidated.safetensors",
+    "original/model.safetensors",
+    "metal/model.safetensors",
+    "pytorch_model.bin",
+]
+
+
+@pytest.mark.parametrize(
+    ("weights", "index"),
+    [
+        (["model.safetensors"], None),
+        (SHARDS, {f"layer.{number}": name for number, name in enumerate([*SHARDS, *SHARDS])}),
+        (["weights/part.safetensors"], {"a": "weights/part.safetensors"}),
+        (SHARDS, dict.fromkeys("ab", SHARDS[0]) | {"c": SHARDS[1]}),
+    ],
+    ids=["one file", "shards", "in a folder", "beside a whole one"],
+)
+def test_of_a_models_weights_what_is_read_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: list[str], index: dict[str, str] | None
+) -> None:
+    """Many repositories of the hub have them several times; and every chat template comes along."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    commit = tmp_path / ("0" * 40)
+    files = HUB_FILES | dict.fromkeys([*weights, *OTHER_WEIGHTS], b"")
+    if index is not None:
+        files["model.safetensors.index.json"] = json.dumps({"weight_map": index}).encode()
+        files["model.safetensors"] = b""
+    revisions: list[str | None] = []
+
+    def download(name: str, *, allow_patterns: list[str], revision: str | None = None) -> str:
+        assert name == "somebody/model"
+        revisions.append(revision)
+        for path in filter_repo_objects(files, allow_patterns=allow_patterns):
+            (commit / path).parent.mkdir(parents=True, exist_ok=True)
+            (commit / path).write_bytes(files[path])
+        return str(commit)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find_checkpoint_folder("somebody/model") == commit
+    fetched = {path.relative_to(commit).as_posix() for path in commit.rglob("*") if path.is_file()}
+    assert fetched == {*HUB_FILES, *weights, *(["model.safetensors.index.json"] if index is not None else [])}
+    assert revisions == [None, commit.name]  # of one commit, whatever is pushed meanwhile
 
 
 @pytest.mark.parametrize(

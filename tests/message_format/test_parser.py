@@ -171,6 +171,63 @@ def test_arguments_may_be_left_out_or_be_a_text() -> None:
     assert parse([answer], BY_NAME["hermes"]).calls == [("now", "{}"), ("now", '{"a": 1}')]
 
 
+@pytest.mark.parametrize("arguments", ["null", '"null"', '""', '" "', '"{}"', "{}", " null "])
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_no_arguments_are_an_empty_object(key: str, arguments: str) -> None:
+    """However a model says that there are none."""
+    body = f'{{"name": "now", "{key}": {arguments}}}'
+    for name, answer in {
+        "hermes": f"<tool_call>{body}</tool_call>",
+        "mistral_list": f"[TOOL_CALLS] [{body}]",
+        "llama3": body,
+    }.items():
+        assert parse([answer], BY_NAME[name]).calls == [("now", "{}")]
+
+
+UNCLOSED = {
+    "hermes": ('<tool_call>\n{"name": "get_weather", "arguments": {"a": 1}}', '{"a": 1}'),
+    "gemma4": ('<|tool_call>call:get_weather{a:<|"|>x}<|"|>}', '{"a":"x}"}'),
+    "functiongemma": ("<start_function_call>call:get_weather{a:1}", '{"a":1}'),
+}
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \n", "partial"])
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_a_call_may_lack_the_mark_behind_it(row: MessageFormat, end: str) -> None:
+    """At the end of an answer and before the next call; not where a limit cut the answer off."""
+    if not row.call_close:
+        pytest.skip("a call of this format ends with its body")
+    body, arguments = UNCLOSED[row.name]
+    call = ("get_weather", arguments)
+    answer = body + (row.call_close[:3] if end == "partial" else end)
+    rng = random.Random(answer)  # noqa: S311 - cases, no secrets
+    for pieces in ([answer], [*answer], *(cut(answer, rng) for _ in range(20))):
+        assert parse(pieces, row) == Message("", [call], "")
+        parser = open_parser(row)
+        events = [event for piece in pieces for event in parser.push(TextDelta(piece))]
+        assert collect([*events, *parser.flush(is_cut_off=True)]) == Message(answer, [], "")
+    if end != "partial":
+        several = f"See. {answer}{answer}{body}{row.call_close}"
+        for pieces in ([several], [*several], *(cut(several, rng) for _ in range(20))):
+            assert parse(pieces, row) == Message("See.", [call] * 3, "")
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_a_call_that_is_not_whole_is_text(row: MessageFormat, is_cut_off: bool) -> None:
+    """Wherever its body is cut, whoever cut it."""
+    bodies = {
+        "json": f'{{"name": "get_weather", "{row.arguments_key}": {WEATHER}}}',
+        "named_json": f"get_weather[ARGS]{WEATHER}",
+        "named_fields": f"call:get_weather{{city:{row.text_mark}Zürich{row.text_mark}}}",
+    }
+    answer = row.call_open + bodies[row.body]
+    for length in range(len(row.call_open), len(answer)):
+        parser = open_parser(row)
+        events = parser.push(TextDelta(answer[:length]))
+        assert collect([*events, *parser.flush(is_cut_off=is_cut_off)]) == Message(answer[:length], [], "")
+
+
 def test_json_in_the_middle_of_an_answer_is_text_where_calls_have_no_mark() -> None:
     answer = f'Such as {{"name": "get_weather", "parameters": {WEATHER}}}'
     assert parse([*answer], BY_NAME["llama3"]) == Message(answer, [], "")

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,8 +62,9 @@ def test_the_ids_of_a_prompt_that_is_too_long_are_not_made(folder: Path) -> None
     length = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     with pytest.raises(
         InvalidRequestError, match=rf"the prompt has \d+ tokens; the model in .* takes {length} at most"
-    ):
+    ) as caught:
         FolderTokenizer(folder).encode_chat(ChatRequest.create("a b " * length))
+    assert caught.value.code == "context_length_exceeded"
     assert len(FolderTokenizer(folder).encode("a b " * length)) > length  # an answer is cut elsewhere
 
 
@@ -141,7 +143,113 @@ def test_no_template(folder: Path) -> None:
         FolderTokenizer(folder).encode_chat(ChatRequest.create("u"))
 
 
-def test_end_of_answer_ids(folder: Path) -> None:
-    """generation_config.json's list of end tokens wins over config.json's single one."""
-    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert FolderTokenizer(folder).eos_token_ids == {7, 9}
+@pytest.mark.parametrize(
+    ("generation_config", "config", "eos_token", "expected"),
+    [
+        ({"eos_token_id": [7, 9]}, {}, None, {7, 9}),
+        ({"eos_token_id": 9}, {"eos_token_id": 3}, None, {3, 9}),
+        ({"eos_token_id": 9}, {"eos_token_id": [3, 4]}, "<|end|>", {3, 4, 7, 9}),
+        ({}, {"eos_token_id": 3}, "<|end|>", {3, 7}),
+        ({"eos_token_id": None}, {}, {"content": "<|end|>"}, {7}),
+        ({}, {}, "no such token", set()),
+        ({}, {}, None, set()),
+    ],
+)
+def test_end_of_answer_ids(
+    folder: Path, generation_config: Any, config: Any, eos_token: Any, expected: set[int]
+) -> None:
+    """An answer ends at whatever one of the files says that it ends at: the end of a turn is often in one alone."""
+    (folder / "generation_config.json").write_text(json.dumps(generation_config))
+    kept = json.loads((folder / "config.json").read_text())
+    kept.pop("eos_token_id", None)
+    (folder / "config.json").write_text(json.dumps(kept | config))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token}))
+    assert FolderTokenizer(folder).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}},
+        {"truncation": {"direction": "Left", "max_length": 2, "strategy": "LongestFirst", "stride": 0}},
+        *(
+            {
+                "padding": {
+                    "strategy": strategy,
+                    "direction": direction,
+                    "pad_to_multiple_of": multiple,
+                    "pad_id": 0,
+                    "pad_type_id": 0,
+                    "pad_token": "x",
+                }
+            }
+            for strategy, direction, multiple in [
+                ({"Fixed": 64}, "Right", None),
+                ({"Fixed": 64}, "Left", None),
+                ("BatchLongest", "Right", 64),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_what_training_did_to_batches_is_left_undone(folder: Path, sections: dict[str, Any]) -> None:
+    """Prompts, prefixes and answers are neither cut nor padded, and the vocabulary is still the same one."""
+    request = ChatRequest.create("a longer text than that", prefix="and a prefix")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | sections))
+    changed = FolderTokenizer(folder)
+    assert changed.encode_chat(request) == TOKENIZER.encode_chat(request)
+    assert changed.encode("an answer of some words") == TOKENIZER.encode("an answer of some words")
+    assert changed.fingerprint == TOKENIZER.fingerprint
+    told = json.loads(changed.to_tokenizer_json())
+    assert (told["truncation"], told["padding"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"tokenizer_config.json": {"unk_token": "<u>", "sep_token": {"content": "<s>"}, "cls_token": None}},
+            "<u><s>-",
+        ),
+        ({"special_tokens_map.json": {"unk_token": "<u>", "cls_token": {"content": "<c>"}}}, "<u>-<c>"),
+        (  # the newer layout has all of it in one file
+            {
+                "special_tokens_map.json": {"unk_token": "<old>"},
+                "tokenizer_config.json": {"added_tokens_decoder": {}, "unk_token": "<u>"},
+            },
+            "<u>--",
+        ),
+    ],
+)
+def test_a_template_may_name_every_special_token(folder: Path, files: dict[str, Any], expected: str) -> None:
+    """Those that the files name; others are not there, as with transformers."""
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    names = ("unk_token", "sep_token", "cls_token")
+    template = "".join(f"{{% if {name} is defined %}}{{{{ {name} }}}}{{% else %}}-{{% endif %}}" for name in names)
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer = FolderTokenizer(folder)
+    assert tokenizer.encode_chat(ChatRequest.create("u")) == tokenizer._prompts.encode(expected).ids  # pyright: ignore[reportPrivateUsage]
+
+
+def add_token(folder: Path, text: str, token_id: int, *, special: bool) -> None:
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    parts["added_tokens"].append({"id": token_id, "content": text, "special": special} | flags)
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tokens_without_rows_are_in_no_answer(folder: Path, special: bool) -> None:
+    """A prompt has them, so that it can be refused; in an answer, a draft or a grammar their texts are only text."""
+    num_rows = TOKENIZER.vocab_size
+    add_token(folder, "<image>", num_rows, special=special)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, num_rows]}))
+    tokenizer = FolderTokenizer(folder)
+    tokenizer.leave_out_ids_without_rows(num_rows)
+    assert num_rows in tokenizer.encode_chat(ChatRequest.create("see <image>"))
+    assert tokenizer.encode("see <image>") == TOKENIZER.encode("see <image>")
+    assert tokenizer.vocab_size == num_rows
+    assert num_rows not in tokenizer.eos_token_ids
+    assert "<image>" not in tokenizer.to_tokenizer_json()

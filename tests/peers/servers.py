@@ -32,7 +32,7 @@ def serve_vllm(model: Path, name: str, folder: Path, *options: str) -> Iterator[
 
     `options`: of `vllm serve`, beside those that all have.
     """
-    program = _installed("vllm", "bin/vllm")
+    program = find_installed("vllm", "bin/vllm")
     port = _free_port()
     command = [
         *(str(program), "serve", str(model), "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)),
@@ -60,7 +60,7 @@ def serve_llama(model: Path, name: str, folder: Path) -> Iterator[str]:
     Keys and values are kept in float32: in its default float16 its greedy answers leave those of other servers. One
     thread: two wait for each other spinning, and with both cores busy a token took them 3 to 56 times as long.
     """
-    program = _installed("llama", "bin/llama-server")
+    program = find_installed("llama", "bin/llama-server")
     port = _free_port()
     command = [
         *(str(program), "--model", str(model), "--alias", name, "--host", "127.0.0.1", "--port", str(port)),
@@ -79,13 +79,13 @@ def write_gguf(model: Path, folder: Path) -> Path:
     return destination
 
 
-def _installed(peer: str, program: str) -> Path:
-    """An installed server's program; without one the test is skipped."""
+def find_installed(peer: str, name: str) -> Path:
+    """An installed server's program, or another of its files; without the server the test is skipped."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("LLM_SPEC_PEERS") or cache / "llm_spec" / "peers") / peer
     if not (folder / ".complete").exists():
         pytest.skip(f"peers: {peer} is not installed; run {INSTALL}")
-    return folder / program
+    return folder / name
 
 
 @contextmanager

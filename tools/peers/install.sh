@@ -4,7 +4,7 @@
 #     tools/peers/install.sh
 #
 # They go into a cache outside the checkout, ${LLM_SPEC_PEERS:-${XDG_CACHE_HOME:-~/.cache}/llm_spec/peers}, as `vllm/`
-# (a virtual environment) and `llama/bin/llama-server`. What is complete is left as it is; what was interrupted begins
+# (a virtual environment) and `llama/bin/llama-server`, with the chat templates of llama.cpp's tests (`llama/templates`). What is complete is left as it is; what was interrupted begins
 # again. Prints one line per server, and fails if one of them cannot be installed; without it, its tests skip.
 # Needs uv, pip and a network, and for llama-server a C++ compiler. From nothing: about 1 and 5 minutes on two free cores.
 set -uo pipefail
@@ -53,6 +53,7 @@ install_llama() {
   "$work/build/bin/llama-server" --version
   mkdir -p "$work/llama/bin"
   cp "$work/build/bin/llama-server" "$work/llama/bin/"
+  cp -r "$source/vendor/llama.cpp/models/templates" "$work/llama/templates"
   rm -rf "$root/llama"
   mv "$work/llama" "$root/llama"
   rm -rf "$work"
@@ -86,5 +87,5 @@ if command -v flock >/dev/null; then
 fi
 failed=0
 ensure vllm "$vllm_version"
-ensure llama "llama-cpp-python-$llama_version"
+ensure llama "llama-cpp-python-$llama_version with templates"
 exit "$failed"

@@ -53,6 +53,8 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
             result.plain_reason == "discovery" and case.num_failing_trials > 0
         )
         is_tried = is_tried or (result.plain_reason == "target" and not case.continues)
+        # where one token may complete two stop strings, servers differ in which of them counts
+        is_tried = is_tried or (result.plain_reason == "request" and len(shown.ask.stop) > 1)
         is_plain = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
         if not (is_plain and name == "plain"):
             yield f"strategy {case.strategy} was configured, the result says {name}"

@@ -1,0 +1,131 @@
+"""What a chat template makes of conversations that not every template takes, and messages arranged for it. Pure.
+
+A template is data of other people's, and says nothing of itself: many drop a second text of the system without a word,
+or refuse two neighbouring messages of the user. So it is tried once, on short conversations whose texts are markers.
+What is found holds for every request: all turns of a conversation are rendered alike, and kept caches go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from llm_spec.chat import ChatMessage, ToolCall
+from llm_spec.system_texts import join_neighbouring_user_messages, mark_system_text, place_system_texts
+
+__all__ = ["RenderMessages", "TemplateTraits", "arrange_messages", "find_template_traits"]
+
+# The prompt of some messages; None: the template refuses them.
+RenderMessages = Callable[[Sequence[ChatMessage]], str | None]
+_TRIAL_CALL: Final = ToolCall("call00001", "trial", "{}")
+_SEPARATOR: Final = "\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateTraits:
+    """What a template takes.
+
+    first_system: a text of the system at the beginning. later_system: more of them, as turns of their own.
+    neighbouring_users: two messages of the user, one after the other. user_after_results: the user right after the
+    results of tools. text_beside_reasoning: a message that calls tools and has both.
+    """
+
+    first_system: bool = True
+    later_system: bool = False
+    neighbouring_users: bool = True
+    user_after_results: bool = True
+    text_beside_reasoning: bool = True
+
+
+def find_template_traits(render: RenderMessages, *, uses_tools: bool) -> TemplateTraits | None:
+    """Try a template; None: it refuses the plainest conversation."""
+    trial = _TemplateTrial(render)
+    if not trial.renders("user"):
+        return None
+    shows_results = uses_tools and trial.takes("user calls results")
+    first_system = trial.takes("system user assistant user") and trial.takes_as_own_turn("", "system", "user")
+    if shows_results and not trial.takes("system user calls results"):
+        first_system = False  # it would be lost in the middle of a turn
+    start = "system " if first_system else ""
+    later = [("user assistant", "user"), ("user assistant user", ""), ("user assistant", "system user")]
+    if shows_results:
+        later.append(("user calls results", ""))
+    return TemplateTraits(
+        first_system=first_system,
+        later_system=all(
+            trial.takes_as_own_turn(begin + before, "system", after) for before, after in later for begin in {start, ""}
+        ),
+        neighbouring_users=trial.takes(f"{start}user user") and trial.takes(f"{start}user assistant user user"),
+        user_after_results=not shows_results or trial.takes(f"{start}user calls results user"),
+        text_beside_reasoning=trial.renders("user reasoned-calls results") or not trial.renders("user calls results"),
+    )
+
+
+def arrange_messages(messages: Sequence[ChatMessage], traits: TemplateTraits) -> tuple[ChatMessage, ...]:
+    """Messages as a template takes them all: each text once. Those of a plain conversation stay as they are."""
+    arranged: list[ChatMessage] = []
+    for index, message in enumerate(place_system_texts(messages, later_role="system")):
+        if message.role != "system" or (traits.later_system if index else traits.first_system):
+            arranged.append(message)
+        elif message.text:
+            marked, last = mark_system_text(message.text), arranged[-1] if arranged else None
+            if last is not None and last.role == "tool" and not traits.user_after_results:
+                arranged[-1] = replace(last, content=last.text + _SEPARATOR + marked, native=None)
+            else:
+                arranged.append(ChatMessage("user", marked))
+    if not traits.text_beside_reasoning:
+        arranged = list(map(_join_text_to_reasoning, arranged))
+    return tuple(arranged) if traits.neighbouring_users else join_neighbouring_user_messages(arranged)
+
+
+def _join_text_to_reasoning(message: ChatMessage) -> ChatMessage:
+    """A message that calls tools, its text behind its reasoning."""
+    if not (message.tool_calls and message.reasoning and message.text):
+        return message
+    return replace(message, content=None, reasoning=message.reasoning + _SEPARATOR + message.text, native=None)
+
+
+class _TemplateTrial:
+    """Conversations of markers, each written as the kinds of its messages."""
+
+    def __init__(self, render: RenderMessages) -> None:
+        self._render = render
+
+    def takes(self, kinds: str) -> bool:
+        """Whether each text is in the prompt, once; all but the system's first one in their order."""
+        messages = _make_messages(kinds)
+        prompt = self._render(messages)
+        texts = [message.text for message in messages if message.text]
+        if prompt is None or any(prompt.count(text) != 1 for text in texts):
+            return False
+        places = [prompt.index(text) for text in texts[messages[0].role == "system" :]]
+        return places == sorted(places)
+
+    def renders(self, kinds: str) -> bool:
+        """Whether it does not refuse them."""
+        return self._render(_make_messages(kinds)) is not None
+
+    def takes_as_own_turn(self, before: str, kind: str, after: str) -> bool:
+        """Whether it takes a message of this kind there, and not for one of the user or of the model."""
+        whole, *others = (f"{before} {other} {after}" for other in (kind, "user", "assistant"))
+        prompt = self._render(_make_messages(whole))
+        return self.takes(whole) and prompt not in [self._render(_make_messages(kinds)) for kinds in others]
+
+
+def _make_messages(kinds: str) -> list[ChatMessage]:
+    return [_make_message(kind, f"marker{index:02}x") for index, kind in enumerate(kinds.split())]
+
+
+def _make_message(kind: str, text: str) -> ChatMessage:
+    match kind:
+        case "calls":
+            return ChatMessage("assistant", None, tool_calls=(_TRIAL_CALL,))
+        case "reasoned-calls":
+            return ChatMessage("assistant", text, tool_calls=(_TRIAL_CALL,), reasoning="reasoned")
+        case "results":
+            return ChatMessage("tool", text, tool_call_id=_TRIAL_CALL.id)
+        case "system" | "assistant":
+            return ChatMessage(kind, text)
+        case _:
+            return ChatMessage("user", text)
