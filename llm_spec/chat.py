@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_
 
 from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError, UnsupportedError, format_error_line, is_permanent_refusal
+from llm_spec.request_fields import describe_unknown_option
 
 __all__ = [
     "AnswerDetail",
@@ -121,29 +122,32 @@ class ChatMessage:
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
             raise InvalidRequestError(f"message role is {self.role!r}; it must be one of {', '.join(_ROLES)}")
-        if type(self.content) not in (str, tuple, type(None)):
-            raise InvalidRequestError(
-                f"message content is of type {type(self.content).__name__}; it must be text, a tuple of parts or None"
-            )
-        for part in self.content if isinstance(self.content, tuple) else ():
-            _check_field_type("message content part", part, Mapping, "a part such as {'type': 'text', 'text': …}")
+        _check_message_content(self.content, "message")
 
     @classmethod
-    def from_openai(cls, message: Mapping[str, Any]) -> ChatMessage:
-        """Read an OpenAI chat message; raises InvalidRequestError naming the field that is wrong."""
-        _check_field_type("message", message, Mapping, "a ChatMessage or an OpenAI chat dict")
+    def from_openai(cls, message: Mapping[str, Any], where: str = "message") -> ChatMessage:
+        """Read an OpenAI chat message, found at `where`; raises InvalidRequestError naming the field that is wrong."""
+        _check_field_type(where, message, Mapping, "a ChatMessage or an OpenAI chat dict")
+        role = message.get("role")
+        if role not in _ROLES:
+            found = "missing" if role is None else repr(role)
+            raise InvalidRequestError(f"{where}.role is {found}; it must be one of {', '.join(_ROLES)}")
         content = message.get("content")
         if not isinstance(content, str | None) and isinstance(content, Sequence):
             content = tuple(cast("Sequence[ContentPart]", content))
+        _check_message_content(content, where)
         try:
-            calls = tuple(map(_parse_openai_tool_call, message.get("tool_calls") or ()))
+            calls = tuple(
+                _parse_openai_tool_call(call, f"{where}.tool_calls[{index}]")
+                for index, call in enumerate(message.get("tool_calls") or ())
+            )
             native = _keep_native_if_fields_are_lost(message)
             reasoning = _find_openai_reasoning(message)
             return cls(
-                message["role"], content, message.get("name"), calls, message.get("tool_call_id"), native, reasoning
+                cast("Role", role), content, message.get("name"), calls, message.get("tool_call_id"), native, reasoning
             )
-        except (KeyError, TypeError) as error:
-            raise InvalidRequestError(f"message is not in OpenAI's chat format: {error!r}") from error
+        except TypeError as error:
+            raise InvalidRequestError(f"{where} is not in OpenAI's chat format: {error!r}") from error
 
     def to_openai(self) -> dict[str, Any]:
         """The message as an OpenAI chat dict, absent fields left out."""
@@ -169,11 +173,29 @@ class ChatMessage:
         return self.content or ""
 
 
-def _parse_openai_tool_call(call: Mapping[str, Any]) -> ToolCall:
-    _check_field_type("message tool call", call, Mapping, "an object with id and function")
-    if call.get("type") == "custom":
-        return ToolCall(call["id"], call["custom"]["name"], call["custom"]["input"], "custom")
-    return ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+def _check_message_content(content: object, where: str) -> None:
+    if type(content) not in (str, tuple, type(None)):
+        raise InvalidRequestError(
+            f"{where}.content is of type {type(content).__name__}; it must be text, a tuple of parts or None"
+        )
+    for index, part in enumerate(cast("tuple[object, ...]", content) if isinstance(content, tuple) else ()):
+        _check_field_type(f"{where}.content[{index}]", part, Mapping, "a part such as {'type': 'text', 'text': …}")
+
+
+def _parse_openai_tool_call(call: Mapping[str, Any], where: str) -> ToolCall:
+    _check_field_type(where, call, Mapping, "an object with id and function")
+    kind: ToolCallKind = "custom" if call.get("type") == "custom" else "function"
+    text = "input" if kind == "custom" else "arguments"
+    called = _require_field(call, kind, where)
+    _check_field_type(f"{where}.{kind}", called, Mapping, f"an object with name and {text}")
+    name, arguments = (_require_field(called, field, f"{where}.{kind}") for field in ("name", text))
+    return ToolCall(_require_field(call, "id", where), name, arguments, kind)
+
+
+def _require_field(fields: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in fields:
+        raise InvalidRequestError(f"{where}.{name} is missing")
+    return fields[name]
 
 
 def _build_openai_tool_call(call: ToolCall) -> dict[str, Any]:
@@ -208,11 +230,21 @@ def _check_field_type(name: str, value: object, kind: type, wanted: str) -> None
 Messages: TypeAlias = "str | Sequence[ChatMessage | Mapping[str, Any]]"
 
 
+def _parse_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...]:
+    _check_field_type("tools", tools or (), Sequence, "a list of tools")
+    for index, tool in enumerate(tools or ()):
+        _check_field_type(f"tools[{index}]", tool, Mapping, 'an object such as {"type": "function", "function": {…}}')
+    return tuple(tools or ())
+
+
 def _parse_messages(messages: Messages) -> tuple[ChatMessage, ...]:
     if isinstance(messages, str):
         return (ChatMessage("user", messages),)
     _check_field_type("messages", messages, Sequence, "a text or a list of messages")
-    return tuple(m if isinstance(m, ChatMessage) else ChatMessage.from_openai(m) for m in messages)
+    return tuple(
+        message if isinstance(message, ChatMessage) else ChatMessage.from_openai(message, f"messages[{index}]")
+        for index, message in enumerate(messages)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +358,13 @@ class ChatRequest:
         """Make a request of messages (a text alone is one user message) and options given by keyword."""
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         if unknown:
-            raise InvalidRequestError(f"unknown request option {sorted(unknown)[0]!r}")
+            raise InvalidRequestError(describe_unknown_option(min(unknown), RequestOptions.__annotations__))
         values: dict[str, Any] = dict(options)
         sampling = Sampling(**{k: values.pop(k) for k in list(values) if k in _SAMPLING_FIELDS})
         stop = values.pop("stop", None) or ()
         _check_field_type("stop", stop, Sequence, "a text or a list of texts")
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        values["tools"] = tuple(values.get("tools") or ())
+        values["tools"] = _parse_tools(values.get("tools"))
         return cls(messages=_parse_messages(messages), sampling=sampling, **values)
 
 

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import argparse
-from typing import TypeAlias
+import re
+from typing import Any, Final, NoReturn, TypeAlias
 
 from llm_spec import __version__
+from llm_spec._suggestions import suggest_name
 from llm_spec.strategies.registry import list_strategy_choices
 
 __all__ = ["build_argument_parser"]
 
 # argparse has no public name for it
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+_Commands: TypeAlias = "argparse._SubParsersAction[_SuggestingParser]"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+_INVALID_CHOICE: Final = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+_UNRECOGNIZED: Final = re.compile(r"unrecognized arguments: (--[^\s=]+)")
+
+
+class _SuggestingParser(argparse.ArgumentParser):
+    """Errors name the command, choice or option that was probably meant. Options are those of all commands."""
+
+    option_names: Final[list[str]] = []
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        self.option_names.extend(name for name in names if name.startswith("--"))
+        return super().add_argument(*names, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        if choice := _INVALID_CHOICE.search(message):
+            message += suggest_name(choice[1], re.findall(r"[\w-]+", choice[2]))
+        elif option := _UNRECOGNIZED.search(message):
+            message += suggest_name(option[1], self.option_names)
+        super().error(message)
 
 
 def build_argument_parser() -> argparse.ArgumentParser:
     """The parser of the command line; `command` says which command was named."""
-    parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as async middleware.")
+    parser = _SuggestingParser(prog="llm-spec", description="Speculative decoding as async middleware.")
     parser.add_argument("--version", action="version", version=f"llm-spec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("providers", help="list the installed providers and what each can do")
@@ -81,9 +104,9 @@ def _add_plan_arguments(commands: _Commands) -> None:
     plan.add_argument(
         "--measure", metavar="PROMPT", help="send this prompt to both models and measure their speeds and acceptance"
     )
-    for name, first_s, rate in (("target", 0.5, 60.0), ("draft", 0.3, 200.0)):
-        plan.add_argument(f"--{name}-first-token-s", type=float, default=first_s, metavar="S", help="(%(default)s)")
-        plan.add_argument(f"--{name}-tokens-per-s", type=float, default=rate, metavar="N", help="(%(default)s)")
+    for name, first_s, rate in (("target", "0.5", "60"), ("draft", "0.3; lookup, suffix: 0", "200; any number")):
+        plan.add_argument(f"--{name}-first-token-s", type=float, metavar="S", help=f"({first_s})")
+        plan.add_argument(f"--{name}-tokens-per-s", type=float, metavar="N", help=f"({rate})")
         plan.add_argument(f"--{name}-price", metavar="IN:OUT[:CACHED]", help="price per million tokens")
     plan.add_argument(
         "--streams", type=int, default=4, metavar="N", help="maximum number of concurrent requests (%(default)s)"

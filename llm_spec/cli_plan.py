@@ -12,6 +12,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.plan_estimates import (
     AnswerEstimate,
@@ -29,6 +30,10 @@ __all__ = ["list_possible_strategies", "print_plan_table", "read_plan_scenario"]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
+_COPIED_TOKENS: Final = 16  # of a draft that copies, at a time
+_TARGET_SPEED: Final = ModelSpeed(first_token_s=0.5, token_s=1 / 60)
+_DRAFT_SPEED: Final = ModelSpeed(first_token_s=0.3, token_s=1 / 200)
+_COPYING_SPEED: Final = ModelSpeed(first_token_s=0.0, token_s=0.0)  # of a draft that asks no model
 
 
 async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenario, tuple[float, ...]]:
@@ -38,9 +43,14 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
         output=arguments.output,
         acceptance=_ACCEPTANCES[0] if arguments.acceptance is None else arguments.acceptance,
         target=_parse_model_speed(
-            arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"
+            arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s", _TARGET_SPEED
         ),
-        draft=_parse_model_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
+        draft=_parse_model_speed(
+            arguments.draft_first_token_s,
+            arguments.draft_tokens_per_s,
+            "--draft-tokens-per-s",
+            _DRAFT_SPEED if list_model_specs_of_draft(arguments.draft) else _COPYING_SPEED,
+        ),
         target_price=_find_given_or_listed_price(arguments.target_price, arguments.target),
         draft_price=_find_given_or_listed_price(arguments.draft_price, *list_model_specs_of_draft(arguments.draft)),
         max_concurrent_streams=arguments.streams,
@@ -116,6 +126,8 @@ def _format_break_even_acceptance(what: str, acceptance: float | None) -> str:
 
 
 def _format_model_speed(speed: ModelSpeed) -> str:
+    if speed == _COPYING_SPEED:
+        return "its text is there at once"
     return f"first token after {speed.first_token_s:.2f} s, then {_format_tokens_per_s(speed)} tokens/s"
 
 
@@ -126,14 +138,21 @@ def _format_tokens_per_s(speed: ModelSpeed) -> str:
 def _format_price(price: Price | None) -> str:
     if price is None:
         return "price not known"
+    if price == FREE:
+        return "free"
     cached = "" if price.cached_input is None else f", {price.cached_input:g} cached"
     return f"{price.input:g} in, {price.output:g} out{cached} per million tokens"
 
 
-def _parse_model_speed(first_token_s: float, tokens_per_s: float, option: str) -> ModelSpeed:
-    if not tokens_per_s > 0.0:
+def _parse_model_speed(
+    first_token_s: float | None, tokens_per_s: float | None, option: str, assumed: ModelSpeed
+) -> ModelSpeed:
+    if tokens_per_s is not None and not tokens_per_s > 0.0:
         raise ConfigError(f"{option} is {tokens_per_s!r}; it must be a number greater than 0")
-    return ModelSpeed(first_token_s=first_token_s, token_s=1.0 / tokens_per_s)
+    return ModelSpeed(
+        first_token_s=assumed.first_token_s if first_token_s is None else first_token_s,
+        token_s=assumed.token_s if tokens_per_s is None else 1.0 / tokens_per_s,
+    )
 
 
 def _find_given_or_listed_price(argument: str | None, *names: str) -> Price | None:
@@ -156,13 +175,37 @@ async def _measure_pair_by_short_answers(
         target_speed = await _measure_model_speed(target, prompt)
         if target.capabilities.token_model is not None:
             return await _measure_local_draft(replace(scenario, target=target_speed), target, draft, prompt)
-        draft_provider = open_provider(draft_name)
+        models = list_model_specs_of_draft(draft_name)
+        if not models:
+            share = await _measure_copied_share(target, draft, prompt)
+            return replace(scenario, target=target_speed, acceptance=share)
+        draft_provider = open_provider(models[0])
         stack.push_async_callback(draft_provider.aclose)
         draft_speed = await _measure_model_speed(draft_provider, prompt)
         decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=REGENERATE.name))
         compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     rate = compared.stats.draft_acceptance_rate
     return replace(scenario, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
+
+
+async def _measure_copied_share(target: LlmProvider, draft: DraftProvider, prompt: str) -> float:
+    """How often a draft that copies has the next word right, all along the target's own answer."""
+    request = ChatRequest.create(prompt, max_tokens=_MEASURED_TOKENS)
+    pieces = split_into_pieces((await SpeculativeDecoder(None, target).decode(request)).content)
+    num_pieces = num_right = num_missed = 0
+    while num_pieces < len(pieces):
+        text = ""
+        async with draft.draft(replace(request, prefix="".join(pieces[:num_pieces])), _COPIED_TOKENS) as drafted:
+            async for piece in drafted:
+                text += piece.text
+        pairs = list(zip(split_into_pieces(text), pieces[num_pieces:], strict=False))
+        found = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), len(pairs))
+        num_right += found
+        num_pieces += found
+        if num_pieces < len(pieces) and found < _COPIED_TOKENS:  # the next one is the target's
+            num_missed += 1
+            num_pieces += 1
+    return num_right / max(1, num_right + num_missed)
 
 
 async def _measure_local_draft(

@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from llm_spec._suggestions import suggest_name
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TargetFeature
@@ -36,6 +37,8 @@ _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _ENTRY_POINT_GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
 
+_ADDRESS_WITHOUT_SCHEME: Final = re.compile(r"@([A-Za-z0-9.-]+:[0-9]{1,5}(/.*)?)\Z")
+
 
 class ProviderSpec(NamedTuple):
     """The parts of a provider string."""
@@ -49,7 +52,16 @@ class ProviderSpec(NamedTuple):
         """Take `provider:model[@http…]` apart; raises ConfigError for anything else."""
         match = _SPEC.fullmatch(text)
         if match is None:
-            raise ConfigError(f"provider is {text!r}; write it as provider:model or provider:model@http://host/v1")
+            name, slash, model = text.partition("/")
+            meant = f"; did you mean '{name}:{model}'?" if slash and name in list_provider_names() else ""
+            raise ConfigError(
+                f"provider is {text!r}; write it as provider:model or provider:model@http://host/v1{meant}"
+            )
+        address = _ADDRESS_WITHOUT_SCHEME.search(match["model"] or "") if match["base_url"] is None else None
+        if address is not None:  # it would be part of the model's name, and another server would get the prompt
+            raise ConfigError(
+                f"the address of {match['provider']!r} has no scheme; write @http://{address[1]} or @https://{address[1]}"
+            )
         return cls(match["provider"], match["model"] or "", match["base_url"])
 
 
@@ -146,7 +158,8 @@ def _open_provider_spec(
     settings = named.get(spec.provider, NamedProvider(type=spec.provider))
     if settings.type not in points:
         raise UnknownProviderError(
-            f"provider {settings.type!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"
+            f"provider {settings.type!r} (in {text!r}) is not known; installed are: "
+            f"{', '.join(sorted(points))}{suggest_name(settings.type, points)}"
         )
     entry = _load_provider_entry(points[settings.type])
     if entry.missing_modules:

@@ -6,8 +6,10 @@ process understands, and what `llm-spec serve` sends on. docs/request-fields.md 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+
+from llm_spec._suggestions import suggest_name
 
 __all__ = [
     "EXTRA_FIELDS",
@@ -18,6 +20,7 @@ __all__ = [
     "TABLE",
     "RequestFieldGroup",
     "allows_prediction",
+    "describe_unknown_option",
     "find_local_field_refusal",
     "find_local_field_use",
     "is_default_value",
@@ -337,6 +340,37 @@ EXTRA_FIELDS: Final = frozenset(
     name for name, row in FIELDS.items() if row.local != "own" and not row.is_limit and row.apis
 )
 PASSED_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_passed)
+# What other APIs and engines call a program's own options
+_OWN_OPTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(LIMIT_FIELDS - {"max_tokens", "options"}, "max_tokens"),
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "logprobs": "top_logprobs",
+    "output_format": "response_format",
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
+_OPTIONS_ELSEWHERE: Final[Mapping[str, str]] = {
+    "stream": "call `stream` for an answer in pieces, `decode` for a whole one",
+    "model": "the target is the model that answers",
+    "messages": "messages come first, without a name",
+    "system": "give a message with the role system",
+    "timeout": "set `SpeculativeConfig(timeouts=…)` or `deadline_s`",
+}
+
+
+def describe_unknown_option(name: str, known: Collection[str]) -> str:
+    """What to write instead of a request option that is not among those known."""
+    start = f"unknown request option {name!r}"
+    if name in _OWN_OPTIONS:
+        return f"{start}; it is {_OWN_OPTIONS[name]} here"
+    if name in _OPTIONS_ELSEWHERE:
+        return f"{start}; {_OPTIONS_ELSEWHERE[name]}"
+    if name in EXTRA_FIELDS or name in PASSED_FIELDS:
+        return f"{start}; send it to a server as extra={{{name!r}: …}}"
+    return start + (suggest_name(name, known) or f"; there are {', '.join(sorted(known))}")
 
 
 def is_default_value(name: str, value: object) -> bool:
@@ -371,7 +405,9 @@ def find_local_field_refusal(name: str, value: object, target_name: str = "it") 
         return None
     row = FIELDS.get(name)
     if row is not None and row.local == "own":
-        return f"extra has {name}, which is a field of its own; give it beside extra ({row.note})"
+        own = _OWN_OPTIONS.get(name, name)
+        read_as = "" if own == name else f", which is {own} here"
+        return f"extra has {name}{read_as}, a field of its own; give {own} beside extra ({row.note})"
     reason = "" if row is None else f" ({row.note})"
     return f"{name} is set; {target_name} is a local model and cannot serve it{reason}"
 

@@ -115,9 +115,12 @@ def _parse_tool(tool: object, where: str) -> Tool:
         raise InvalidRequestError(f"{where} is of type {type(tool).__name__}; it must be an object")
     fields = cast("Mapping[str, Any]", tool)
     kind = fields.get("type", "function")
-    function = fields.get("function")
-    if kind != "function" or not isinstance(function, Mapping):
+    if kind != "function":
         raise InvalidRequestError(f"{where} is of type {kind!r}; a model in this process takes functions alone")
+    function = fields.get("function")
+    if not isinstance(function, Mapping):
+        found = "missing" if function is None else f"of type {type(function).__name__}"
+        raise InvalidRequestError(f"{where}.function is {found}; it must be an object with name and parameters")
     fields = cast("Mapping[str, Any]", function)
     name, parameters = fields.get("name"), fields.get("parameters")
     if not isinstance(name, str) or not name:

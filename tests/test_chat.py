@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from llm_spec import (
     ReasoningDelta,
     Round,
     Sampling,
+    SpeculativeDecoder,
     TargetError,
     TextDelta,
     ToolCall,
@@ -25,6 +27,7 @@ from llm_spec import (
     Usage,
     complete_from_stream,
 )
+from llm_spec.server.request_fields import parse_openai_messages
 from llm_spec.testing import ScriptedProvider
 
 LOOSE: Any = ChatRequest.create  # for what a type checker would not let through
@@ -76,7 +79,7 @@ def test_the_text_of_a_message_joins_its_text_parts() -> None:
     ("bad", "words"),
     [
         ({"role": "robot", "content": "x"}, ["role", "'robot'", "assistant"]),
-        ({"role": None, "content": "x"}, ["role", "None"]),
+        ({"role": None, "content": "x"}, ["role", "missing"]),
         ({"content": "x"}, ["role"]),
         ({"role": "user", "content": 5}, ["content", "int"]),
         ({"role": "user", "content": {"type": "text"}}, ["content", "dict"]),
@@ -93,6 +96,78 @@ def test_a_bad_message_is_refused_in_one_line(bad: Any, words: list[str]) -> Non
     with pytest.raises(InvalidRequestError) as caught:
         ChatRequest.create([bad])
     assert_one_line(caught.value, *words)
+
+
+_CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+POSITIONS: list[tuple[dict[str, Any], str]] = [
+    ({"content": "x"}, "messages[1].role is missing; it must be one of system, developer, user, assistant, tool"),
+    ({"role": "robot"}, "messages[1].role is 'robot'; it must be one of"),
+    ({"role": ["user"]}, "messages[1].role is ['user']; it must be one of"),
+    ({"role": "user", "content": 5}, "messages[1].content is of type int; it must be text"),
+    ({"role": "user", "content": [{"type": "text"}, "x"]}, "messages[1].content[1] is 'x' of type str; it must be"),
+    ({"role": "assistant", "tool_calls": ["f"]}, "messages[1].tool_calls[0] is 'f' of type str; it must be"),
+    ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[1].tool_calls[0].function is missing"),
+    ({"role": "assistant", "tool_calls": [_CALL, {**_CALL, "function": 1}]}, "messages[1].tool_calls[1].function is 1"),
+    (
+        {"role": "assistant", "tool_calls": [{**_CALL, "function": {"name": "f"}}]},
+        "messages[1].tool_calls[0].function.arguments is missing",
+    ),
+    (
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f"}}]},
+        "messages[1].tool_calls[0].custom.input is missing",
+    ),
+    (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        "messages[1].tool_calls[0].id is missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("bad", "said"), POSITIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_error_says_which_message_is_wrong(bad: dict[str, Any], said: str) -> None:
+    """Its position, the field, and what is wrong with it; the server's chat completions say the same."""
+    messages = [{"role": "user", "content": "x"}, bad]
+    with pytest.raises(InvalidRequestError, match=re.escape(said)):
+        ChatRequest.create(messages)
+    with pytest.raises(InvalidRequestError, match=re.escape(said)):
+        parse_openai_messages({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_completion_tokens", "it is max_tokens here"),
+        ("max_output_tokens", "it is max_tokens here"),
+        ("max_new_tokens", "it is max_tokens here"),
+        ("n_predict", "it is max_tokens here"),
+        ("num_predict", "it is max_tokens here"),
+        ("max_length", "it is max_tokens here"),
+        ("stop_sequences", "it is stop here"),
+        ("repeat_penalty", "it is repetition_penalty here"),
+        ("functions", "it is tools here"),
+        ("stream", "call `stream`"),
+        ("model", "the target is the model that answers"),
+        ("system", "give a message with the role system"),
+        ("reasoning_effort", "send it to a server as extra={'reasoning_effort': …}"),
+        ("user", "extra={'user': …}"),
+        ("n", "extra={'n': …}"),
+        ("temprature", "did you mean 'temperature'?"),
+        ("max_token", "did you mean 'max_tokens'?"),
+        ("xyzzy", "there are extra, frequency_penalty"),
+    ],
+)
+async def test_an_unknown_option_is_named_with_its_right_name(name: str, said: str) -> None:
+    """At each door of the library: a request, and a decoder's answers."""
+    options: Any = {name: 1}
+    decoder = SpeculativeDecoder(None, ScriptedProvider("x"))
+    with pytest.raises(InvalidRequestError, match=re.escape(f"unknown request option {name!r}")) as caught:
+        ChatRequest.create("hi", **options)
+    assert said in str(caught.value)
+    with pytest.raises(InvalidRequestError, match=re.escape(said)):
+        await decoder.decode("hi", **options)
+    with pytest.raises(InvalidRequestError, match=re.escape(said)):
+        async with decoder.stream("hi", **options):
+            pass
 
 
 @pytest.mark.parametrize("bad", [None, 5, {"role": "user", "content": "x"}], ids=str)

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -172,6 +173,67 @@ def test_no_color() -> None:
 def test_control_characters_do_not_reach_the_terminal() -> None:
     """What a model writes is data: it cannot move the cursor or ring the bell."""
     assert escape_control_characters("a\033[2Jb\a\n\tc é 漢") == "a\ufffd[2Jb\ufffd\n\tc é 漢"
+
+
+DOWN = "vllm:any@http://127.0.0.1:{port}/v1"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "hi", "--target", DOWN, "--draft", "lookup"],
+        ["run", "hi", "--target", DOWN, "--compare"],
+        ["run", "hi", "--target", DOWN, "--no-speculation", "--json"],
+        ["bench", "--target", DOWN, "--prompt", "hi", "--max-tokens", "8"],
+        ["plan", "--target", DOWN, "--draft", "lookup", "--measure", "hi"],
+        ["serve", "--check", "--config", "{config}"],
+    ],
+    ids=" ".join,
+)
+def test_a_server_that_is_down_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the server; no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    config = tmp_path / "llm-spec.toml"
+    config.write_text(f'[models.a]\ntarget = "{DOWN.format(port=port)}"\ndraft = "lookup"\n', encoding="utf-8")
+    code, _, err = run(capsys, *(argument.format(port=port, config=config) for argument in arguments))
+    assert code == 2
+    assert err.startswith("llm-spec: error: ")
+    assert err.count("\n") == 1
+    assert f"http://127.0.0.1:{port}/v1" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rum", "hi"], "did you mean 'run'?"),
+        (["serv"], "did you mean 'serve'?"),
+        (["run", "hi", "--draff", "lookup"], "did you mean '--draft'?"),
+        (["run", "hi", "--max-token=8", "--max_tokens", "8"], "did you mean '--max-tokens'?"),
+        (["run", "hi", "--strategy", "tokns"], "did you mean 'tokens'?"),
+        (["bench", "--strategy", "raice"], "did you mean 'race'?"),
+        (["run", "hi", "--strategy", "xyzzy"], "choose from"),
+    ],
+)
+def test_what_was_meant_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of commands, options and strategies."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "variable"), [("mistral", "MISTRAL_API_KEY"), ("deepseek", "DEEPSEEK_API_KEY")])
+def test_the_variable_of_a_missing_key_is_named(
+    name: str, variable: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is sent; a server of one's own needs none."""
+    monkeypatch.delenv(variable, raising=False)
+    code, _, err = run(capsys, "run", "hi", "--target", f"{name}:any")
+    assert (code, err) == (2, f"llm-spec: error: {name} needs a key; set {variable} or give api_key\n")
+    assert open_provider(f"{name}:any@http://127.0.0.1:1/v1").name == f"{name}:any"
 
 
 @pytest.mark.parametrize("where", ["here", "at a server"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from llm_spec.cli import main
 from llm_spec.plan_estimates import (
     list_simulated_strategies,
 )
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 # ------------------------------------------------------------------------------------------ the command
 
@@ -41,6 +43,35 @@ def test_the_table(capsys: pytest.CaptureFixture[str], target: str, draft: str, 
     assert len(re.findall(r"^ +80% +\d", printed, re.MULTILINE)) == len(shown)
     left_out = [entry.name for entry in list_simulated_strategies() if entry.name not in shown]
     assert printed.endswith(f"Not with {target} and {draft}: {', '.join(left_out)}.\n")
+
+
+@pytest.mark.parametrize("draft", ["lookup", "suffix", "lookup+suffix"])
+def test_a_draft_that_copies_costs_no_time_and_no_money(capsys: pytest.CaptureFixture[str], draft: str) -> None:
+    """It is not taken for a chat model; the same draft with a chat model's speed gains less."""
+    printed = plan(capsys, "vllm:x", draft, "--acceptance", "0.95")
+    assert "  draft   its text is there at once; free\n" in printed
+    slow = plan(capsys, "vllm:x", draft, "--acceptance", "0.95", "--draft-first-token-s", "0.3")
+    assert "first token after 0.30 s" in slow
+    assert compute_judge_speedup(printed) > compute_judge_speedup(slow)
+    assert "then 200 tokens/s" in plan(capsys, "vllm:x", f"{draft}+vllm:y", "--acceptance", "0.95")
+
+
+def compute_judge_speedup(printed: str) -> float:
+    found = re.search(r"^judge: .*\n +95% +[\d.]+ s +([\d.]+)x", printed, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+async def test_a_draft_that_copies_is_measured_at_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """Along the target's own answer: most of what it repeats is right."""
+    text = " ".join(f"word{index}" for index in range(20))
+    async with ScriptedModelServer(text, latency=ServerLatency(token_s=0.001)) as server:
+        pair = ["plan", "--target", f"vllm:any@{server.url}", "--draft", "lookup", "--output", "60"]
+        for prompt, least, most in ((f"Repeat: {text}", 80, 100), ("Tell.", 0, 20)):
+            assert await asyncio.to_thread(main, [*pair, "--measure", prompt]) == 0
+            found = re.search(r"target alone.*?^ +(\d+)% ", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+            assert found is not None
+            assert least <= int(found[1]) <= most
 
 
 def test_prices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,12 @@ async def test_ids_of_calls_belong_to_the_conversation(provider: OnnxProvider) -
     [
         ({"tools": [{"type": "function", "function": {}}]}, r"tools\[0\].function.name is None; it must be a text"),
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\] is of type 'web_search'; .* takes functions alone"),
-        ({"tools": ["get_weather"]}, r"tools\[0\] is of type str; it must be an object"),
+        ({"tools": [{"name": "x"}]}, r"tools\[0\].function is missing; it must be an object with name and parameters"),
+        (
+            {"tools": [{"type": "function", "function": "x"}]},
+            r"tools\[0\].function is of type str; it must be an object",
+        ),
+        ({"tools": ["get_weather"]}, r"tools\[0\] is 'get_weather' of type str; it must be an object"),
         (
             {"tools": [{"function": {"name": "f", "parameters": []}}]},
             r"tools\[0\].function.parameters is not an object",

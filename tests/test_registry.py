@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from types import ModuleType
@@ -24,6 +25,30 @@ from llm_spec import (
 )
 from llm_spec.registry import NamedProvider, ProviderSpec
 from llm_spec.testing import RandomDraft, ScriptedProvider
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("opnai:gpt-4.1", "did you mean 'openai'?"),
+        ("OpenAI:gpt-4.1", "did you mean 'openai'?"),
+        ("llama-cpp:x@http://h:1/v1", "did you mean 'llamacpp'?"),
+        ("openai/gpt-4.1", "did you mean 'openai:gpt-4.1'?"),
+        ("vllm:big@gpubox:9000/v1", "has no scheme; write @http://gpubox:9000/v1 or"),
+        ("vllm:big@10.0.0.7:9000", "has no scheme; write @http://10.0.0.7:9000 or"),
+    ],
+)
+def test_an_unknown_provider_is_named_with_what_was_meant(text: str, said: str) -> None:
+    """Rather than taken for a model's name, with which another server would get the prompt."""
+    for open_named in (open_provider, open_draft):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            open_named(text)
+
+
+def test_a_models_name_may_have_an_at_sign() -> None:
+    """Only an address with a port is taken for one."""
+    assert ProviderSpec.parse("generic:@cf/meta/llama-3@http://h/v1").model == "@cf/meta/llama-3"
+    assert ProviderSpec.parse("torch:org/name@refs/pr/1").model == "org/name@refs/pr/1"
 
 
 @pytest.mark.parametrize(

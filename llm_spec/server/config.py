@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec._checks import check_number
+from llm_spec._suggestions import suggest_name
 from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price, parse_price
@@ -227,7 +228,9 @@ class _ConfigReader:
         known = list_provider_names()
         if settings["type"] not in known:
             raise self._build_config_error(
-                (*key_path, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}"
+                (*key_path, "type"),
+                f"{settings['type']!r} is not known; installed are: "
+                f"{', '.join(known)}{suggest_name(settings['type'], known)}",
             )
         for part in settings.values():
             if not isinstance(part, str):

@@ -133,13 +133,7 @@ def parse_openai_messages(body: Body) -> tuple[ChatMessage, ...]:
     messages = get_object_list_field(body, "messages")
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message")
-    messages_read: list[ChatMessage] = []
-    for index, message in enumerate(messages):
-        try:
-            messages_read.append(ChatMessage.from_openai(message))
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"messages[{index}] is wrong: {error}") from error
-    return tuple(messages_read)
+    return tuple(ChatMessage.from_openai(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def build_chat_request(

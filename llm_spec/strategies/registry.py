@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
+from llm_spec._suggestions import suggest_name
 from llm_spec.chat import Guarantee
 from llm_spec.contract.endpoint import Feature, TargetFeature
 from llm_spec.errors import ConfigError, format_error_line
@@ -201,7 +202,9 @@ def find_strategy(name: str) -> StrategyEntry:
             return entry
     points = [point for point in _scan_strategy_entry_points() if point.name == name]
     if not points:
-        raise ConfigError(f"strategy is {name!r}; it must be one of {', '.join(list_strategy_choices())}")
+        choices = list_strategy_choices()
+        meant = suggest_name(name, choices)
+        raise ConfigError(f"strategy is {name!r}; it must be one of {', '.join(choices)}{meant}")
     return _load_strategy_entry(points)
 
 

@@ -62,6 +62,8 @@ class HttpProvider:
         self._model = model
         self._dialect = dialect
         key = api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None)
+        if key is None and base_url is None and session is None and address.startswith("https://"):  # a vendor's own
+            raise ConfigError(f"{dialect.name} needs a key; set {dialect.key_variable} or give api_key")
         self._client = HttpClient(
             self.name,
             address,
