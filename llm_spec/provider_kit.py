@@ -20,6 +20,9 @@ JSON and chunks
 - `has_finish_reason`, `parse_finish_reason`: whether and why a choice of a chunk ended.
 - `ChatResponseBuilder`: a response from the events of a stream.
 
+Waiting
+- `SERVER_FIRST_CHUNK_S`, `VENDOR_FIRST_CHUNK_S`: how long the first piece of an answer is waited for.
+
 Types of chat
 - `ContentPart`, `FinishReason`, `StoppedBy`.
 
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from llm_spec._clock import now
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
+    from llm_spec.chunk_timeouts import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S
     from llm_spec.continuation import ContinuationTest
     from llm_spec.cores import count_usable_cores
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
@@ -92,6 +96,8 @@ __all__ = [
     "MAX_LOOKAHEAD",
     "NOISE_GROUP_SIZE",
     "PREFILL_CHUNK_TOKENS",
+    "SERVER_FIRST_CHUNK_S",
+    "VENDOR_FIRST_CHUNK_S",
     "ChatResponseBuilder",
     "ChatTemplate",
     "ChunkReader",
@@ -140,6 +146,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec._clock": "now",
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",
+    "llm_spec.chunk_timeouts": "SERVER_FIRST_CHUNK_S VENDOR_FIRST_CHUNK_S",
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.cores": "count_usable_cores",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
