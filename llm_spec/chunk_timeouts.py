@@ -5,27 +5,40 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from llm_spec._clock import now
 from llm_spec.config import Timeouts
+from llm_spec.contract.chat import Capabilities
 from llm_spec.resilience import wait_within
 
-__all__ = ["ChunkTimeouts"]
+__all__ = ["SERVER_FIRST_CHUNK_S", "VENDOR_FIRST_CHUNK_S", "ChunkTimeouts"]
+
+# How long a first piece is waited for where nobody says. A comment that keeps a connection alive is no piece, or a
+# server that sends nothing else would be waited for without end.
+SERVER_FIRST_CHUNK_S: Final = 600.0  # after which OpenAI's and Anthropic's SDKs give up, so nobody waits for it longer
+# OpenAI's guide to flex processing raises its SDK's 600 s to this; models that reason write nothing meanwhile
+VENDOR_FIRST_CHUNK_S: Final = 900.0
 
 T = TypeVar("T")
 
+_UNBOUNDED: Final = Capabilities()
+
 
 class ChunkTimeouts:
-    """What a target of this name may take; raises TransientError when it takes longer."""
+    """What a target of this name may take; raises TransientError when it takes longer.
 
-    def __init__(self, name: str, timeouts: Timeouts) -> None:
+    Where `timeouts` does not say it, its capabilities do.
+    """
+
+    def __init__(self, name: str, timeouts: Timeouts, can: Capabilities = _UNBOUNDED) -> None:
         self._name = name
-        self.timeouts = timeouts
+        self.first_chunk_s = can.first_chunk_s if timeouts.first_chunk_s is None else timeouts.first_chunk_s
+        self.between_chunks_s = can.between_chunks_s if timeouts.between_chunks_s is None else timeouts.between_chunks_s
 
     async def wait_for_first_chunk(self, awaitable: Awaitable[T]) -> T:
         """Await what comes as late as a first chunk."""
-        return await self.wait_at_most(awaitable, self.timeouts.first_chunk_s)
+        return await self.wait_at_most(awaitable, self.first_chunk_s)
 
     async def wait_at_most(self, awaitable: Awaitable[T], seconds: float | None, reported_s: float | None = None) -> T:
         """Await it for so long; `reported_s`: what the error tells, None: the same."""
@@ -35,7 +48,7 @@ class ChunkTimeouts:
         self, opened: AbstractAsyncContextManager[AsyncIterator[T]]
     ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
         """The same stream, whose chunks come in time."""
-        is_bounded = self.timeouts.first_chunk_s is not None or self.timeouts.between_chunks_s is not None
+        is_bounded = self.first_chunk_s is not None or self.between_chunks_s is not None
         return _TimeLimitedStream(opened, self) if is_bounded else opened
 
 
@@ -57,15 +70,18 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
     ) -> bool | None:
         return await self._opened.__aexit__(kind, error, traceback)
 
-    async def __anext__(self) -> T:
+    def __anext__(self) -> Awaitable[T]:
         if self._items is None:
             raise RuntimeError("a stream can only be read inside its context")
-        if self._has_begun:
-            return await self._chunk_timeouts.wait_at_most(
-                anext(self._items), self._chunk_timeouts.timeouts.between_chunks_s
-            )
-        first_s = self._chunk_timeouts.timeouts.first_chunk_s
+        if not self._has_begun:
+            return self._wait_for_first_item(self._items)
+        if self._chunk_timeouts.between_chunks_s is None:  # nearly always: nothing is put in between
+            return anext(self._items)
+        return self._chunk_timeouts.wait_at_most(anext(self._items), self._chunk_timeouts.between_chunks_s)
+
+    async def _wait_for_first_item(self, items: AsyncIterator[T]) -> T:
+        first_s = self._chunk_timeouts.first_chunk_s
         left_s = None if first_s is None else max(0.0, first_s - (now() - self._began_s))
-        item = await self._chunk_timeouts.wait_at_most(anext(self._items), left_s, first_s)
+        item = await self._chunk_timeouts.wait_at_most(anext(items), left_s, first_s)
         self._has_begun = True
         return item

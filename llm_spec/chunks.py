@@ -10,7 +10,7 @@ from llm_spec.budget import CallReservation
 from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import ChunkStreaming
+from llm_spec.contract.chat import Capabilities, ChunkStreaming
 from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_piece_tokens
@@ -36,12 +36,13 @@ class CountedChunkStream:
         config: SpeculativeConfig,
         breaker: CircuitBreaker,
         *,
+        capabilities: Capabilities,
         reservation: CallReservation | None = None,
     ) -> None:
         self._name = name
         self._target = target
         self._request = request
-        self._timeouts = ChunkTimeouts(name, config.timeouts)
+        self._timeouts = ChunkTimeouts(name, config.timeouts, capabilities)
         self._limit = config.limit
         self._breaker = breaker
         self._deadline = Deadline(config.deadline_s)
@@ -75,7 +76,6 @@ class CountedChunkStream:
             raise TransientError(f"{self._name} was not done by the deadline")
 
     async def _iterate_chunks_within_limits(self) -> AsyncGenerator[Mapping[str, Any]]:
-        timeouts = self._timeouts.timeouts
         async with AsyncExitStack() as stack:
             if self._limit is not None:
                 await stack.enter_async_context(self._limit.hold_place())
@@ -83,7 +83,7 @@ class CountedChunkStream:
             opened, chunk = await self._timeouts.wait_for_first_chunk(self._open_to_first_chunk(stack))
             while chunk is not None:
                 yield chunk
-                chunk = await self._timeouts.wait_at_most(anext(opened, None), timeouts.between_chunks_s)
+                chunk = await self._timeouts.wait_at_most(anext(opened, None), self._timeouts.between_chunks_s)
             self._is_complete = True
             self._breaker.record_outcome(None)
 

@@ -75,10 +75,12 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """How long a target may be silent, in seconds; None: as long as its provider allows.
+    """How long a target may be silent, in seconds; None: as its provider says (`Capabilities`).
 
-    first_chunk_s: from the request to the first piece of its answer. between_chunks_s: between two pieces. How long a
-    connection may take is the provider's, how long a whole answer may is `SpeculativeConfig.deadline_s`.
+    first_chunk_s: from the request to the first piece of its answer; comments that keep a connection alive are none.
+    None: 600 at a server, 900 at a vendor's, whose models may reason in silence, and any time in this process.
+    between_chunks_s: between two pieces. How long a connection may take is the provider's, how long a whole answer may
+    is `SpeculativeConfig.deadline_s`.
     """
 
     first_chunk_s: float | None = None

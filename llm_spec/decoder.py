@@ -254,7 +254,15 @@ class SpeculativeDecoder:
             reservation = allowance.open_call_reservation(
                 self._cost_tracker.target_price, estimate_request_tokens(request), max_output=most
             )
-        counted = CountedChunkStream(target.name, target, prepared, self.config, breaker, reservation=reservation)
+        counted = CountedChunkStream(
+            target.name,
+            target,
+            prepared,
+            self.config,
+            breaker,
+            capabilities=target.capabilities,
+            reservation=reservation,
+        )
         try:
             async with aclosing(self._iterate_with_session_headers(counted.iterate_chunks(), request)) as chunks:
                 yield chunks

@@ -73,7 +73,7 @@ class MeteredTarget:
         self._target = target
         self._meter = meter
         self._discovery = discovery
-        self._chunk_timeouts = ChunkTimeouts(target.name, timeouts)
+        self._chunk_timeouts = ChunkTimeouts(target.name, timeouts, target.capabilities)
         self._capabilities: tuple[Capabilities, Capabilities] | None = None  # the target's, and what was made of them
 
     @property

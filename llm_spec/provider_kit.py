@@ -24,6 +24,9 @@ JSON and chunks
 - `parse_finish_reason`: why a choice of a chunk ended.
 - `ChatResponseBuilder`: a response from the events of a stream.
 
+Waiting
+- `SERVER_FIRST_CHUNK_S`, `VENDOR_FIRST_CHUNK_S`: how long the first piece of an answer is waited for.
+
 Types of chat
 - `ContentPart`, `FinishReason`, `StoppedBy`.
 
@@ -73,6 +76,7 @@ if TYPE_CHECKING:
     from llm_spec.broken_answer import BrokenAnswerError
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
+    from llm_spec.chunk_timeouts import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S
     from llm_spec.continuation import ContinuationTest
     from llm_spec.cores import count_usable_cores
     from llm_spec.errors import make_context_length_error
@@ -114,6 +118,8 @@ __all__ = [
     "MAX_LOOKAHEAD",
     "NOISE_GROUP_SIZE",
     "PREFILL_CHUNK_TOKENS",
+    "SERVER_FIRST_CHUNK_S",
+    "VENDOR_FIRST_CHUNK_S",
     "BrokenAnswerError",
     "ChatResponseBuilder",
     "ChatTemplate",
@@ -173,6 +179,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.broken_answer": "BrokenAnswerError",
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",
+    "llm_spec.chunk_timeouts": "SERVER_FIRST_CHUNK_S VENDOR_FIRST_CHUNK_S",
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.cores": "count_usable_cores",
     "llm_spec.errors": "make_context_length_error",

@@ -72,6 +72,8 @@ class Capabilities:
     `discoverable`: what a `Discoverable` may find its server to have. The rest no server of its kind has.
     `api`: the API that its server speaks. Fields that a client gives in the same API (`ChatMessage.native`,
     `ChatRequest.extra`) are sent unchanged.
+    `first_chunk_s`, `between_chunks_s`: how long it is waited for where `Timeouts` does not say; None: as long as it
+    takes, as a model in this process.
     """
 
     context_length: int | None = None
@@ -85,6 +87,8 @@ class Capabilities:
     separates_reasoning: bool = False
     discoverable: frozenset[Feature] = frozenset()
     api: ApiName = "chat"
+    first_chunk_s: float | None = None
+    between_chunks_s: float | None = None
     token_model: TokenModel | None = None
     token_endpoint: TokenEndpoint | None = None
     token_scorer: TokenScorer | None = None

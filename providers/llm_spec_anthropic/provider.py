@@ -22,7 +22,7 @@ from llm_spec import (
     complete_from_stream,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import ContinuationTest
+from llm_spec.provider_kit import VENDOR_FIRST_CHUNK_S, ContinuationTest
 from llm_spec_anthropic.answer import AnthropicAnswerReader
 from llm_spec_anthropic.client import AnthropicMessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body
@@ -72,7 +72,11 @@ class AnthropicProvider:
     ) -> None:
         self.name = f"anthropic:{model}"
         self.capabilities = Capabilities(
-            tools=True, response_format=True, continue_prefix=can_model_continue_prefix(model), api="messages"
+            tools=True,
+            response_format=True,
+            continue_prefix=can_model_continue_prefix(model),
+            api="messages",
+            first_chunk_s=VENDOR_FIRST_CHUNK_S,
         )
         self._model = model
         self._client = AnthropicMessagesClient(self.name, client, base_url=base_url, api_key=api_key)

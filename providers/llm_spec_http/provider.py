@@ -22,7 +22,13 @@ from llm_spec import (
     complete_from_stream,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import ContinuationTest, create_chunk_normalizer, create_chunk_reader
+from llm_spec.provider_kit import (
+    SERVER_FIRST_CHUNK_S,
+    VENDOR_FIRST_CHUNK_S,
+    ContinuationTest,
+    create_chunk_normalizer,
+    create_chunk_reader,
+)
 from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_events, read_whole_http_answer
 from llm_spec_http.client import WHOLE_ANSWER_TIMEOUT, HttpClient
 from llm_spec_http.convert import build_request_body
@@ -88,6 +94,7 @@ class HttpProvider:
                 shares_prompt_cache=dialect.shares_prompt_cache,
                 whole_answers=dialect.stops_when_reader_leaves,
                 tells_logprobs=dialect.tells_logprobs,
+                first_chunk_s=VENDOR_FIRST_CHUNK_S if dialect.is_vendor else SERVER_FIRST_CHUNK_S,
             ),
             tokens,
             lambda: ContinuationTest(self.name, self._stream_answer).can_continue(),

@@ -20,7 +20,13 @@ from openai import (
 from openai._streaming import ServerSentEvent  # it has no public name
 
 from llm_spec import ConfigError, LlmSpecError
-from llm_spec.provider_kit import BrokenAnswerError, PerLoopResource, SingleLoopGuard, get_session_headers
+from llm_spec.provider_kit import (
+    VENDOR_FIRST_CHUNK_S,
+    BrokenAnswerError,
+    PerLoopResource,
+    SingleLoopGuard,
+    get_session_headers,
+)
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import (
     SDK_ERRORS,
@@ -29,11 +35,12 @@ from llm_spec_openai.failures import (
     convert_sdk_error_to_library,
 )
 
-__all__ = ["DoneTrackingStream", "OpenAIChatClient", "create_azure_client", "create_openai_client"]
+__all__ = ["BETWEEN_CHUNKS_S", "DoneTrackingStream", "OpenAIChatClient", "create_azure_client", "create_openai_client"]
 
+BETWEEN_CHUNKS_S: Final = 120.0  # the longest silence between two pieces of an answer
 _TIMEOUT: Final = httpx2.Timeout(
     connect=10.0,
-    read=120.0,  # the longest silence between two pieces of an answer
+    read=VENDOR_FIRST_CHUNK_S,  # a model that reasons sends nothing before its first piece
     write=120.0,
     pool=None,
 )

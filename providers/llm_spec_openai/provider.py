@@ -12,9 +12,9 @@ from typing import Any, Self
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from llm_spec import Capabilities, ChatRequest, ChatResponse, ConfigError, StreamEvent, complete_from_stream
-from llm_spec.provider_kit import create_chunk_normalizer, create_chunk_reader
+from llm_spec.provider_kit import VENDOR_FIRST_CHUNK_S, create_chunk_normalizer, create_chunk_reader
 from llm_spec_openai.answer import read_sdk_answer_chunks, read_sdk_answer_events
-from llm_spec_openai.client import OpenAIChatClient, create_azure_client, create_openai_client
+from llm_spec_openai.client import BETWEEN_CHUNKS_S, OpenAIChatClient, create_azure_client, create_openai_client
 from llm_spec_openai.convert import Body, build_request_body
 from llm_spec_openai.models import supports_predictions
 
@@ -49,7 +49,13 @@ class OpenAIProvider:
         if takes_predictions is None:
             takes_predictions = not is_azure and supports_predictions(model)
         self.name = f"{'azure' if is_azure else 'openai'}:{model}"
-        self.capabilities = Capabilities(tools=True, response_format=True, prediction=takes_predictions)
+        self.capabilities = Capabilities(
+            tools=True,
+            response_format=True,
+            prediction=takes_predictions,
+            first_chunk_s=VENDOR_FIRST_CHUNK_S,
+            between_chunks_s=BETWEEN_CHUNKS_S,
+        )
         self._model = model
         self._client = OpenAIChatClient(self.name, client, is_given=is_given)
 

@@ -146,6 +146,11 @@ class ServerDialect:
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     renders_templates: bool = False
 
+    @property
+    def is_vendor(self) -> bool:
+        """Whether its models are served by who sells them, not by a server of one's own."""
+        return self.base_url is not None and self.base_url.startswith("https://")
+
 
 def make_continuation(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
     """A continuation by a last message of the assistant, with the vendor's marks on it, or `fields` of the body."""
