@@ -133,9 +133,9 @@ def make_status_error(
     """
     error = _choose_status_error(status, headers, message)
     error.status = status
+    words = get_error_words(reported)
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
-    words = get_error_words(reported)
     if status in _INVALID_STATUSES and _CONTEXT_FORMS.match(words):
         error.code = _CONTEXT_CODE
     return error

@@ -285,7 +285,7 @@ class _OutputWriter:
 
     def _write_detail(self, event: AnswerDetail) -> Iterator[OutputEvent]:
         """A refusal, what a text cites, and images. Responses have no place for other details."""
-        detail = event.value if event.api == "chat" else {}
+        detail: Mapping[str, Any] = event.value if event.api == "chat" else {}
         if event.refusal:
             yield from self._write_refusal(event.refusal)
         for annotation in map(_convert_annotation, _list_objects(detail.get("annotations"))):
