@@ -131,10 +131,9 @@ def make_status_error(
     `headers` are looked up in lower case; `message` is the whole text of the error. `reported` is the server's error
     object, if it sent one: it has the `code` and `param`.
     """
-    error = _choose_status_error(status, headers, message)
+    error, words = _choose_status_error(status, headers, message), get_error_words(reported)
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
-    words = get_error_words(cast("object", reported))
     if status in _INVALID_STATUSES and _CONTEXT_FORMS.match(words):
         error.code = _CONTEXT_CODE
     return error

@@ -50,7 +50,9 @@ async def test_custom_tools(fields: dict[str, Any]) -> None:
         said.say(*CUSTOM_FRAMES)
         more: Any = {"model": "fast", "tools": CUSTOM_TOOLS, **fields}
         answer = await client.chat.completions.create(messages=MESSAGES, **more)
-        (call,) = answer.choices[0].message.tool_calls or ()
+        calls = answer.choices[0].message.tool_calls
+        assert calls is not None
+        (call,) = calls
         assert call.type == "custom"
         assert (call.id, call.custom.name, call.custom.input) == ("a", "apply_patch", PATCH)
         stream = await client.chat.completions.create(messages=MESSAGES, stream=True, **more)
