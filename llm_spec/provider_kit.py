@@ -21,7 +21,8 @@ JSON and chunks
 - `ChunkNormalizer`, `create_chunk_normalizer`: such chunks in the API's own form, for `ChunkStreaming`.
 - `read_token_count`: a count of tokens, if it is one.
 - `build_logprob_fields`: what such a body says for `ChatRequest.top_logprobs`.
-- `parse_finish_reason`: why a choice of a chunk ended.
+- `parse_finish_reason`: why a choice of a chunk ended; `read_finish_reason`: what a vendor's word for that means.
+- `mend_text`: a text without halves of characters.
 - `ChatResponseBuilder`: a response from the events of a stream.
 
 Waiting
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from llm_spec.cores import count_usable_cores
     from llm_spec.errors import make_context_length_error
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
+    from llm_spec.finish_reasons import read_finish_reason
     from llm_spec.json_text import dumps, loads
     from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens, choose_idle_cache
     from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
         mask_secrets,
         read_stream_error_status,
     )
+    from llm_spec.surrogates import mend_text
     from llm_spec.system_texts import place_later_system_texts
     from llm_spec.token_counts import read_token_count
     from llm_spec.token_model_provider import TokenModelProvider
@@ -160,6 +163,7 @@ __all__ = [
     "make_context_length_error",
     "make_status_error",
     "mask_secrets",
+    "mend_text",
     "needs_no_penalties",
     "now",
     "parse_finish_reason",
@@ -167,6 +171,7 @@ __all__ = [
     "philox4x32",
     "place_later_system_texts",
     "prefill_prompt",
+    "read_finish_reason",
     "read_json",
     "read_stream_error_status",
     "read_token_count",
@@ -183,6 +188,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.cores": "count_usable_cores",
     "llm_spec.errors": "make_context_length_error",
+    "llm_spec.finish_reasons": "read_finish_reason",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.kept_tokens": "PREFILL_CHUNK_TOKENS KeptTokens choose_idle_cache",
@@ -202,6 +208,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.status_errors": (
         "find_reported_error get_error_words make_status_error mask_secrets read_stream_error_status"
     ),
+    "llm_spec.surrogates": "mend_text",
     "llm_spec.system_texts": "place_later_system_texts",
     "llm_spec.token_counts": "read_token_count",
     "llm_spec.token_model_provider": "TokenModelProvider",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.provider_kit import FinishReason, StoppedBy, read_token_count
+from llm_spec.provider_kit import FinishReason, StoppedBy, mend_text, read_finish_reason, read_token_count
 
 __all__ = ["AnthropicAnswerReader"]
 
@@ -75,7 +75,7 @@ class AnthropicAnswerReader:
                 delta = _as_object_or_empty(event.get("delta"))
                 reason, stop_string = delta.get("stop_reason"), delta.get("stop_sequence")
                 if reason is not None:
-                    self._finish_reason = _FINISH_REASONS.get(str(reason), ("stop", None))
+                    self._finish_reason = _FINISH_REASONS.get(str(reason)) or _read_foreign_reason(reason)
                     self._stop_string = stop_string if isinstance(stop_string, str) else None
             case _:
                 pass
@@ -97,16 +97,17 @@ class AnthropicAnswerReader:
         call, piece = self._calls.get(index), delta.get("partial_json")
         if call is not None and isinstance(piece, str) and piece:
             call.has_arguments = True
-            yield ToolCallDelta(call.index, arguments=piece)
+            yield ToolCallDelta(call.index, arguments=mend_text(piece))
 
     def _convert_content_piece(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """What a block's beginning or a delta says, if it is of those that are known."""
         match piece:
             case {"type": "text" | "text_delta", "text": str(text)} if text:
+                text = mend_text(text)
                 self.text += text
                 yield TextDelta(text)
             case {"type": "thinking" | "thinking_delta", "thinking": str(thought)} if thought:
-                yield ReasoningDelta(thought)
+                yield ReasoningDelta(mend_text(thought))
             case {"type": "signature_delta", "signature": str(signature)} if signature:
                 yield ReasoningDetail("messages", piece)
             case {"type": "redacted_thinking"}:
@@ -141,6 +142,12 @@ class AnthropicAnswerReader:
             cache_write_input_tokens=num_written or 0,
             reasoning_tokens=min(self._num_reasoning_tokens, num_output),
         )
+
+
+def _read_foreign_reason(reason: object) -> tuple[FinishReason, StoppedBy | None] | None:
+    """A reason that gateways to other models give; None where the answer broke off."""
+    read = read_finish_reason(reason)
+    return None if read is None or read == "failed" else (read, None)
 
 
 def _as_object_or_empty(value: Any) -> Mapping[str, Any]:

@@ -221,7 +221,9 @@ async def test_what_is_unknown_is_passed_over(wire: MessagesWire) -> None:
         ("model_context_window_exceeded", "length", "context_length"),
         ("refusal", "content_filter", "content_filter"),
         ("pause_turn", "length", None),
-        ("something_new", "stop", None),
+        ("stop", "stop", None),  # of gateways to other models
+        ("SAFETY", "content_filter", None),
+        ("something_new", "length", None),
     ],
 )
 async def test_stop_reasons(wire: MessagesWire, reason: str, finish: str, stopped_by: str | None) -> None:
@@ -230,6 +232,26 @@ async def test_stop_reasons(wire: MessagesWire, reason: str, finish: str, stoppe
     last = (await events_of(wire))[-1]
     assert isinstance(last, Finish)
     assert (last.finish_reason, last.stopped_by) == (finish, stopped_by)
+
+
+async def test_a_stop_reason_that_is_an_error(wire: MessagesWire) -> None:
+    """An answer that broke off at its server is none."""
+    wire.frames = answer_frames("half", reason="abort")
+    with pytest.raises(TransientError):
+        await events_of(wire)
+
+
+@pytest.mark.parametrize("count", [float("nan"), float("inf"), -5, "5", True, [5], 2**53 + 1])
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens"])
+async def test_counts_that_are_none(wire: MessagesWire, name: str, count: object) -> None:
+    """The answer is there, and not counted."""
+    usage = {"input_tokens": 7, "output_tokens": 2, "cache_read_input_tokens": "x", name: count}
+    wire.frames = [
+        frame("message_start", message={"usage": usage}),
+        *text_frames("hi \ud83d"),
+        frame("message_delta", delta={"stop_reason": "end_turn"}),
+    ]
+    assert await events_of(wire) == [TextDelta("hi \ufffd"), Finish("stop", None, "eos")]
 
 
 async def test_a_server_that_counts_nothing(wire: MessagesWire) -> None:
