@@ -166,7 +166,7 @@ def main() -> int:
         return 0
     found: dict[str, list[Line]] = {}
     for kind in arguments.only.split(","):
-        at_once = arguments.at_once if kind == "server" else 1
+        at_once = arguments.at_once if kind == "server" else 1  # those compute
         with run_busy_loops(arguments.busy):
             found[kind] = asyncio.run(run_processes(kind, arguments.processes, at_once))
         print_lines(kind, found[kind])

@@ -29,7 +29,7 @@ _WANTED_STEPS: Final = 8  # the first few are slow: buffers are new and caches c
 _MIN_STEPS: Final = 5  # of which so many tell something: an answer may end before it has taken all
 _RECENT: Final = 16  # plain steps, rounds with a draft, and answers, from which a range comes
 _MAX_DEVIATION: Final = 0.2  # of the time of recent rounds: by so much they may miss what such rounds take, …
-_MAX_SPREAD: Final = 1.6  # … and so far apart may recent answers be, without saying that something disturbed them
+_MAX_SPREAD: Final = 1.6  # … and so far apart may steps or answers be, without saying that something disturbed them
 _MARGIN: Final = 0.15  # steps between drafts are slower than others, and the first answer than later ones
 _MEASURED_SHARE: Final = 0.5  # of an answer's tokens, to be measured in one that says how long it takes
 _MAX_HICCUP: Final = 1.25  # times a step's usual time, as much as one counts where nothing else is written
@@ -130,7 +130,7 @@ class TargetSpeedBaseline:
         """Between what the same takes at least and at most; None: what was measured does not tell."""
         estimate_s = self.estimate_answer_s(num_characters, num_tokens)
         recent_s = self._answers.list_recent_s(num_tokens)
-        if estimate_s is None or not recent_s or max(recent_s) > _MAX_SPREAD * min(recent_s):
+        if estimate_s is None or not recent_s:
             return None
         return _widen_range_around(estimate_s, recent_s)
 
@@ -213,10 +213,13 @@ class _PlainSteps:
 
 
 def _widen_range_around(estimate_s: float, measured_s: Iterable[float]) -> SecondsRange | None:
-    """From the least to the most that was measured, and a margin; None: the estimate is not in there."""
+    """From the least to the most that was measured, and a margin; None: these are far apart, or do not have it."""
     ordered = sorted(measured_s)
     num_outside = len(ordered) // 8  # at either end: one of many does not make the range
-    least_s, most_s = ordered[num_outside] / (1.0 + _MARGIN), ordered[-1 - num_outside] * (1.0 + _MARGIN)
+    least_s, most_s = ordered[num_outside], ordered[-1 - num_outside]
+    if most_s > _MAX_SPREAD * least_s:
+        return None
+    least_s, most_s = least_s / (1.0 + _MARGIN), most_s * (1.0 + _MARGIN)
     return (least_s, most_s) if least_s <= estimate_s <= most_s else None
 
 
