@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import pytest
 from aiohttp import web
+from llm_spec_http.dialects import DIALECTS
 
 from llm_spec import (
     Capabilities,
@@ -132,6 +133,9 @@ async def read_all(opened: Any) -> None:
 async def test_each_kind_of_target_has_a_bound_but_for_those_in_this_process(
     model: str, first_chunk_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for dialect in DIALECTS.values():
+        if dialect.key_variable:
+            monkeypatch.setenv(dialect.key_variable, "sk-0123456789")
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.setenv(name, "sk-0123456789")
     provider = open_provider(model)

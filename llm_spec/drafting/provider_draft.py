@@ -125,7 +125,7 @@ class _ModelTokenDraft:
     def __init__(self, model: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> None:
         if len(prompt_ids) >= model.context_length:
             raise DraftError(f"the prompt has {len(prompt_ids)} tokens; {model.name} takes {model.context_length}")
-        if max(prompt_ids) >= model.vocab_size:
+        if max(prompt_ids, default=0) >= model.vocab_size:
             raise DraftError(f"the prompt has token {max(prompt_ids)}; {model.name} has {model.vocab_size}")
         self._context_length = model.context_length
         self._vocab_size = model.vocab_size

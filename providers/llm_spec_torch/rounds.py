@@ -107,7 +107,7 @@ def _prefill_draft_session(
     draft: DeviceRoundParticipant, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
 ) -> TorchSession | None:
     """A draft's session that has read all of a prompt but its last two tokens; None if the draft fails."""
-    if len(prompt_ids) >= draft.context_length or max(prompt_ids) >= draft.vocab_size:
+    if len(prompt_ids) >= draft.context_length or max(prompt_ids, default=0) >= draft.vocab_size:
         return None
     session = draft.open(exact=False)
     try:
