@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from llm_spec import ChatMessage, ChatRequest, ToolCall
-from llm_spec.model_folder.chat_template import ChatTemplate
 
-__all__ = ["AGENTS", "TOOLS", "check_agents_turns", "make_conversation"]
+__all__ = ["AGENTS", "TOOLS", "RendersPrompts", "check_agents_turns", "make_conversation"]
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS = ({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},)
@@ -15,8 +15,15 @@ TOOLS = ({"type": "function", "function": {"name": "f", "description": "d", "par
 AGENTS = {
     "claude code": ("system user system", "assistant user system", "calls tool assistant user system"),
     "codex": ("developer developer user user", "assistant developer user", "calls tool assistant developer user"),
+    "plain": ("system user", "assistant user", "calls tool assistant user"),
     "late": ("user user", "assistant system system user", "calls tool system assistant user user"),
 }
+
+
+class RendersPrompts(Protocol):
+    """A chat template, in this process or at a server."""
+
+    def render(self, request: ChatRequest, special_tokens: Mapping[str, str], /) -> str: ...
 
 
 def make_conversation(roles: str) -> tuple[ChatMessage, ...]:
@@ -33,7 +40,7 @@ def make_conversation(roles: str) -> tuple[ChatMessage, ...]:
     return tuple(messages)
 
 
-def check_agents_turns(template: ChatTemplate, agent: str, *, uses_tools: bool, num_turns: int = 10) -> None:
+def check_agents_turns(template: RendersPrompts, agent: str, *, uses_tools: bool, num_turns: int = 10) -> None:
     """Each text once, in order, and each prompt the beginning of the next one up to the last answer.
 
     Where a template puts the first text of the system is its own affair: some put it before the last one of the user.

@@ -4,8 +4,8 @@
 #     tools/peers/install.sh
 #
 # They go into a cache outside the checkout, ${LLM_SPEC_PEERS:-${XDG_CACHE_HOME:-~/.cache}/llm_spec/peers}, as `vllm/`
-# (a virtual environment) and `llama/bin/llama-server`, with the chat templates of llama.cpp's tests (`llama/templates`). What is complete is left as it is; what was interrupted begins
-# again. Prints one line per server, and fails if one of them cannot be installed; without it, its tests skip.
+# (a virtual environment) and `llama/bin/llama-server`, with the chat templates of llama.cpp's tests (`llama/templates`).
+# What is complete is left as it is; what was interrupted begins again. Prints one line per server, and fails if one of them cannot be installed; without it, its tests skip.
 # Needs uv, pip and a network, and for llama-server a C++ compiler. From nothing: about 1 and 5 minutes on two free cores.
 set -uo pipefail
 source "$(dirname "$0")/../environments.sh"
