@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,14 +47,17 @@ def list_main_requests(rig: Rig) -> list[dict]:
 
 
 def test_calls_reasoning_and_a_continued_session(rig: Rig) -> None:
-    """Each request begins with the one before it, so that a server's prefix cache holds."""
+    """Over ten turns each request begins with the one before it, so that a server's prefix cache holds."""
     ask(rig, make_prompt(WRITE, COUNT))
     assert rig.read_file("out.txt") == "hi\n"
-    ask(rig, make_prompt(COUNT), "-c")
+    for _ in range(9):
+        ask(rig, make_prompt(COUNT), "-c")
     requests = list_main_requests(rig)
-    assert len(requests) == 5
+    assert len(requests) == 3 + 9 * 2
     reasoning = [m["reasoning_content"] for m in requests[-1]["messages"] if m.get("tool_calls")]
-    assert reasoning == ["Now comes step 0.", "Now comes step 1.", "Now comes step 0."]
+    assert reasoning == ["Now comes step 0.", "Now comes step 1.", *["Now comes step 0."] * 9]
+    for before, after in itertools.pairwise(requests):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
     assert "x-anthropic-billing-header" not in json.dumps(requests)
 
 

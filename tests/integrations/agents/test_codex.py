@@ -46,14 +46,15 @@ def resume(rig: Rig, prompt: str) -> str:
 
 
 def test_calls_reasoning_and_a_resumed_session(rig: Rig) -> None:
-    """Each request begins with the one before it, so that a server's prefix cache holds."""
+    """Over ten turns each request begins with the one before it, so that a server's prefix cache holds."""
     ask(rig, make_prompt(WRITE, COUNT))
     assert rig.read_file("out.txt") == "hi\n"
-    resume(rig, make_prompt(COUNT))
+    for _ in range(9):
+        resume(rig, make_prompt(COUNT))
     requests = rig.list_requests()
-    assert len(requests) == 5
+    assert len(requests) == 3 + 9 * 2
     reasoning = [m["reasoning_content"] for m in requests[-1]["messages"] if m.get("tool_calls")]
-    assert reasoning == ["Now comes step 0.", "Now comes step 1.", "Now comes step 0."]
+    assert reasoning == ["Now comes step 0.", "Now comes step 1.", *["Now comes step 0."] * 9]
     for before, after in itertools.pairwise(requests):
         assert after["messages"][: len(before["messages"])] == before["messages"]
 
