@@ -2,6 +2,7 @@
 
     python benchmarks/upstream_fuzz.py                          # 100,000 answers
     python benchmarks/upstream_fuzz.py --answers 500 --seed 3
+    python benchmarks/upstream_fuzz.py --route anthropic        # through the APIs whose names have this word
     python benchmarks/upstream_fuzz.py --seed 3 --only 41       # one of them, with all that was sent and read
 
 A double of a server (a process of its own) sends whole answers and streams of chunks. `upstream_answers.py` has them,
@@ -177,15 +178,15 @@ class FuzzOutcome:
         """How many answers the oracle had this to say of."""
         return sum(number for name, number in self.outcomes.items() if name.startswith(verdict))
 
-    def print(self, took_s: float, num_shown: int) -> bool:
-        """The figures and the differences; True if nothing is wrong."""
+    def print(self, took_s: float, num_shown: int, *, is_sample: bool) -> bool:
+        """The figures and the differences; True if nothing is wrong. `is_sample`: of all that is tried."""
         print(f"{self.num_answers} answers in {took_s:.0f} s, the charge of {self.num_charges} of them was read")
         for name, number in sorted(self.outcomes.items()):
             print(f"  {number:>7}  {name}")
         harmless = self.num_harmless / max(1, self.num_touched)
         undecided = self.count_verdict("either") / self.num_answers, self.count_verdict("open") / self.num_answers
         print(f"harmless exchanges: {harmless:.1%}; either is right: {undecided[0]:.1%}; open: {undecided[1]:.1%}")
-        is_fair = self.num_answers == 1 or (harmless >= MIN_HARMLESS_SHARE and undecided[1] <= MAX_OPEN_SHARE)
+        is_fair = not is_sample or (harmless >= MIN_HARMLESS_SHARE and undecided[1] <= MAX_OPEN_SHARE)
         if not is_fair:
             print(f"WRONG: less than {MIN_HARMLESS_SHARE:.0%} are harmless, or more than {MAX_OPEN_SHARE:.0%} open")
         groups: dict[str, list[Difference]] = collections.defaultdict(list)
@@ -423,7 +424,8 @@ async def fuzz(options: argparse.Namespace, url: str, upstream: str) -> FuzzOutc
     """Send all requests, and read the charges."""
     asked: dict[str, Sequence[Any]] = {}
     timeout = aiohttp.ClientTimeout(total=HANGS_S)
-    numbers = iter(range(options.answers) if options.only is None else [options.only])
+    of_routes = (number for number in itertools.count() if options.route in ROUTES[number % len(ROUTES)].name)
+    numbers = itertools.islice(of_routes, options.answers) if options.only is None else iter([options.only])
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         fuzzer = Fuzzer(session, url, options.slots)
         await asyncio.gather(*(fuzzer.run(slot, numbers, options.seed) for slot in range(options.slots)))
@@ -461,6 +463,7 @@ def main() -> int:
     parser.add_argument("--answers", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of a single case")
+    parser.add_argument("--route", default="", help="a part of the names of the routes that are tried")
     parser.add_argument("--slots", type=int, default=12, help="how many requests are sent at a time")
     parser.add_argument("--show", type=int, default=20, help="how many groups of wrong replies are printed")
     parser.add_argument("--plugin", type=Path, help="a Python file that the server runs first, to plant a fault")
@@ -484,7 +487,7 @@ def main() -> int:
             server.wait(HANGS_S)
             double.terminate()
         told = Path(folder, "log").read_text(errors="replace")
-    is_right = outcome.print(took_s, options.show)
+    is_right = outcome.print(took_s, options.show, is_sample=options.only is None and not options.route)
     if "Traceback" in told:
         print(f"WRONG: the server's log has {told.count('Traceback')} tracebacks, the first:")
         print(told[told.index("Traceback") :][:3000])

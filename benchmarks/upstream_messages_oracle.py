@@ -71,6 +71,7 @@ class _Message:
     blocks: list[_Block] = field(default_factory=list[_Block])
     stop: str | None = None
     unknown_stop: str | None = None
+    is_at_stop_sequence: bool = False
     is_ended: bool = False
     usages: list[Json] = field(default_factory=list[Json])
     num_usages: int = 0  # of places where one is due
@@ -211,6 +212,7 @@ class _Message:
             self.stop = _DOUBTFUL_STOPS[value]
         elif isinstance(value, str) and value in _STOPS:
             self.stop = _STOPS[value]
+            self.is_at_stop_sequence = value == "stop_sequence"
         else:
             self.unknown_stop = value if isinstance(value, str) else repr(value)
 
@@ -231,6 +233,8 @@ class _Message:
             self.doubts.append("the answer has a stop reason or an end, but not both")
         calls = tuple(block.finish_call() for block in self.blocks if block.kind == "tool_use")
         finishes = {"calls" if calls and (self.stop or "stop") == "stop" else self.stop or "stop"}
+        if self.is_at_stop_sequence:  # to clients of messages it is said as it is, calls or not
+            finishes.add("stop")
         if "the turn is paused" in self.doubts:
             finishes.add("length")
         if "calls" in finishes and not calls:
@@ -259,6 +263,11 @@ def _look_for_error(said: Json) -> None:
         raise UnreadableError("whether there is an error is not told")
 
 
+def _list_events(answer: Any, names: Sequence[str]) -> list[tuple[Any, str]]:
+    """The events with their names; whatever stands in a ping is no part of the answer."""
+    return [(event, name) for event, name in zip(answer, names, strict=True) if name != "ping"]
+
+
 def expect_messages(
     answer: Any, *, names: Sequence[str], is_streamed: bool, status: int, size: RequestSize
 ) -> Expectation:
@@ -271,7 +280,7 @@ def expect_messages(
     statuses, words, why = frozenset({502}), None, ""
     try:
         if is_streamed:
-            for event, name in zip(cast("list[Any]", answer), names, strict=True):
+            for event, name in _list_events(answer, names):
                 read.add_event(event, name)
         else:
             read.add_whole(answer)

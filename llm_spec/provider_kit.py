@@ -20,9 +20,11 @@ JSON and chunks
   `create_chunk_reader`: one for a request. What it cannot read it raises as `BrokenAnswerError`.
 - `ChunkNormalizer`, `create_chunk_normalizer`: such chunks in the API's own form, for `ChunkStreaming`.
 - `read_token_count`: a count of tokens, if it is one.
+- `read_finish_reason`: what a server calls the end of its answer, in this library's words.
+- `ToolCallReader`: the tool calls of an answer from their pieces.
+- `SurrogateJoiner`: joins halves of characters that come apart; `is_encodable`: whether a text has none.
 - `build_logprob_fields`: what such a body says for `ChatRequest.top_logprobs`.
-- `parse_finish_reason`: why a choice of a chunk ended; `read_finish_reason`: what a vendor's word for that means.
-- `mend_text`: a text without halves of characters.
+- `parse_finish_reason`: why a choice of a chunk ended.
 - `ChatResponseBuilder`: a response from the events of a stream.
 
 Waiting
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from llm_spec.model_folder.control_tokens import ControlTokenFinder
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
+    from llm_spec.openai_calls import ToolCallReader
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, create_chunk_reader, parse_finish_reason
     from llm_spec.openai_chunks import ChunkNormalizer, create_chunk_normalizer
     from llm_spec.openai_logprobs import build_logprob_fields
@@ -105,7 +108,7 @@ if TYPE_CHECKING:
         mask_secrets,
         read_stream_error_status,
     )
-    from llm_spec.surrogates import mend_text
+    from llm_spec.surrogates import SurrogateJoiner, is_encodable
     from llm_spec.system_texts import place_later_system_texts
     from llm_spec.token_counts import read_token_count
     from llm_spec.token_model_provider import TokenModelProvider
@@ -141,7 +144,9 @@ __all__ = [
     "ReasoningMarks",
     "SingleLoopGuard",
     "StoppedBy",
+    "SurrogateJoiner",
     "TokenModelProvider",
+    "ToolCallReader",
     "build_logprob_fields",
     "call_in_own_thread",
     "check_number",
@@ -157,13 +162,13 @@ __all__ = [
     "get_error_words",
     "get_session_headers",
     "is_default_value",
+    "is_encodable",
     "is_greedy",
     "list_format_marks",
     "loads",
     "make_context_length_error",
     "make_status_error",
     "mask_secrets",
-    "mend_text",
     "needs_no_penalties",
     "now",
     "parse_finish_reason",
@@ -188,8 +193,8 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.cores": "count_usable_cores",
     "llm_spec.errors": "make_context_length_error",
-    "llm_spec.finish_reasons": "read_finish_reason",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
+    "llm_spec.finish_reasons": "read_finish_reason",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.kept_tokens": "PREFILL_CHUNK_TOKENS KeptTokens choose_idle_cache",
     "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",
@@ -197,6 +202,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.model_folder.control_tokens": "ControlTokenFinder",
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
+    "llm_spec.openai_calls": "ToolCallReader",
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds create_chunk_reader parse_finish_reason",
     "llm_spec.openai_chunks": "ChunkNormalizer create_chunk_normalizer",
     "llm_spec.openai_logprobs": "build_logprob_fields",
@@ -208,7 +214,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.status_errors": (
         "find_reported_error get_error_words make_status_error mask_secrets read_stream_error_status"
     ),
-    "llm_spec.surrogates": "mend_text",
+    "llm_spec.surrogates": "SurrogateJoiner is_encodable",
     "llm_spec.system_texts": "place_later_system_texts",
     "llm_spec.token_counts": "read_token_count",
     "llm_spec.token_model_provider": "TokenModelProvider",

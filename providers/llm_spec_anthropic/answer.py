@@ -1,129 +1,240 @@
 """A streamed answer: Anthropic's events, as JSON objects, to this library's. Pure.
 
 https://platform.claude.com/docs/en/build-with-claude/streaming
+
+Other servers and gateways speak it too, and each field may be of another type than Anthropic's. What decides what an
+answer says must be right, or the answer ends with an error (`BrokenAnswerError`); what does not is read where it can
+be, and left out where not. It is the rule of `llm_spec.openai_chat`.
+
+- Events, blocks and deltas say their `type`. Those of a word that is not known are passed over, as the API asks of its
+  clients; one that says no word is an error. But `tool_use` as the stop reason without a call is an error, where a
+  block was passed over that may have been the call.
+- `content_block` and `delta` are objects, `text` and `partial_json` are texts: a wrong type is an error, null says
+  nothing. All of an answer comes in blocks: a message that begins with its content is an error.
+- A call has a name; its id is read where it can be, and made up where not (`llm_spec.openai_calls`). Its `input` is an
+  object where no arguments follow.
+- `index` says whose arguments these are, and is needed for nothing else. Where it cannot be read, and one block is
+  open, it is that one; arguments of a block that is not open are an error.
+- `stop_reason` says whether the answer is whole (`llm_spec.finish_reasons`); a word or type that nobody knows says that
+  it may not be.
+- `usage` holds counts or is none; then this library counts itself.
+- Thinking, signatures, `stop_sequence`, `service_tier`, `speed` and the fields of the message change no answer: a wrong
+  type is left out.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.provider_kit import FinishReason, StoppedBy, mend_text, read_finish_reason, read_token_count
+from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, Usage
+from llm_spec.provider_kit import (
+    BrokenAnswerError,
+    FinishReason,
+    StoppedBy,
+    SurrogateJoiner,
+    ToolCallReader,
+    is_encodable,
+    read_finish_reason,
+    read_token_count,
+)
 
 __all__ = ["AnthropicAnswerReader"]
 
-_FINISH_REASONS: Final[Mapping[str, tuple[FinishReason, StoppedBy | None]]] = {
-    "end_turn": ("stop", "eos"),
-    "stop_sequence": ("stop", "stop_string"),
-    "max_tokens": ("length", "max_tokens"),
-    "model_context_window_exceeded": ("length", "context_length"),
-    "tool_use": ("tool_calls", "tool_calls"),
-    "refusal": ("content_filter", "content_filter"),
-    "pause_turn": ("length", None),  # the turn goes on when it is sent back: what came is not all of it
+_STOPPED_BY: Final[Mapping[str, StoppedBy]] = {
+    "end_turn": "eos",
+    "stop_sequence": "stop_string",
+    "max_tokens": "max_tokens",
+    "model_context_window_exceeded": "context_length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
 }
 _COUNT_FIELDS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+_MAX_QUOTED_CHARS: Final = 60
 
 
 @dataclass(slots=True)
-class _OpenToolCall:
-    """A tool call that is being written."""
+class _Block:
+    """A block that is open."""
 
-    index: int
-    given_input: Mapping[str, Any]
+    index: int | None  # as the server counts; None: it does not say
+    kind: str
+    call_number: int = 0
+    given_input: object = None
     has_arguments: bool = False
 
 
 class AnthropicAnswerReader:
-    """Reads the events of one answer, in order; what it does not know is passed over."""
+    """Reads the events of one answer, in order."""
 
     def __init__(self) -> None:
         self.text = ""
-        self._calls: dict[object, _OpenToolCall] = {}  # by the index of their block
+        self._joiner, self._thought_joiner = SurrogateJoiner(), SurrogateJoiner()
+        self._calls = ToolCallReader()
+        self._num_calls = 0
+        self._open_blocks: list[_Block] = []
+        self._has_passed_over_blocks = False
         self._counts: dict[str, object] = {}  # as the server says them
         self._num_reasoning_tokens = 0
-        self._finish_reason: tuple[FinishReason, StoppedBy | None] | None = None
+        self._finish_reason: FinishReason | None = None
+        self._stopped_by: StoppedBy | None = None
         self._stop_string: str | None = None
         self._service_tier: str | None = None  # that was served …
         self._speed: str | None = None  # … and how fast
 
-    @property
-    def finish(self) -> Finish | None:
-        """The end of the answer, once the server has said why it ended."""
-        if self._finish_reason is None:
-            return None
-        reason, stopped_by = self._finish_reason
-        return Finish(reason, self._build_usage(), stopped_by, None, self._stop_string, self._service_tier, self._speed)
-
     def read_event(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        """Take one event in; give what it says."""
-        match event.get("type"):
+        """Take one event in; give what it says. Raises BrokenAnswerError."""
+        match _read_kind(event, "an event"):
             case "message_start":
-                self._update_token_counts(_as_object_or_empty(_as_object_or_empty(event.get("message")).get("usage")))
+                message = _as_object_or_empty(event.get("message"))
+                if message.get("content"):
+                    raise BrokenAnswerError("began its answer with content that is in no block")
+                self._update_usage(_as_object_or_empty(message.get("usage")))
             case "content_block_start":
-                yield from self._read_block_start(event.get("index"), _as_object_or_empty(event.get("content_block")))
+                yield from self._read_block_start(event.get("index"), _require_object(event, "content_block"))
             case "content_block_delta":
-                yield from self._read_block_delta(event.get("index"), _as_object_or_empty(event.get("delta")))
+                yield from self._read_block_delta(event.get("index"), _require_object(event, "delta"))
             case "content_block_stop":
-                call = self._calls.get(event.get("index"))
-                if call is not None and not call.has_arguments:
-                    yield ToolCallDelta(call.index, arguments=json.dumps(call.given_input))
+                block = self._find_block(event.get("index"))
+                if block is not None:
+                    yield from self._close_block(block)
             case "message_delta":
-                self._update_token_counts(_as_object_or_empty(event.get("usage")))
-                delta = _as_object_or_empty(event.get("delta"))
-                reason, stop_string = delta.get("stop_reason"), delta.get("stop_sequence")
-                if reason is not None:
-                    self._finish_reason = _FINISH_REASONS.get(str(reason)) or _read_foreign_reason(reason)
-                    self._stop_string = stop_string if isinstance(stop_string, str) else None
+                self._update_usage(_as_object_or_empty(event.get("usage")))
+                if event.get("delta") is not None:
+                    self._read_end(_require_object(event, "delta"))
+            case "error":
+                raise BrokenAnswerError("reported an error", reported=event.get("error") or event)
             case _:
                 pass
+
+    def end(self) -> Iterator[StreamEvent]:
+        """What is held back at the end of the answer, and its finish; raises BrokenAnswerError."""
+        if self._finish_reason is None:
+            raise BrokenAnswerError("ended its answer without a stop reason", is_transient=True)
+        for block in tuple(self._open_blocks):
+            yield from self._close_block(block)
+        yield from self._flush_texts()
+        yield from self._calls.flush()
+        yield Finish(
+            self._finish_reason,
+            self._build_usage(),
+            self._stopped_by,
+            stop_string=self._stop_string,
+            service_tier=self._service_tier,
+            speed=self._speed,
+        )
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _read_block_start(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        if block.get("type") != "tool_use":
-            yield from self._convert_content_piece(block)
-            return
-        call = _OpenToolCall(len(self._calls), _as_object_or_empty(block.get("input")))
-        self._calls[index] = call
-        yield ToolCallDelta(call.index, block.get("id"), block.get("name"))
+    def _read_block_start(self, index: object, fields: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        block = _Block(read_token_count(index), _read_kind(fields, "a content_block"))
+        if block.index is not None and (before := self._find_block(block.index)) is not None:
+            yield from self._close_block(before)  # it was not said to be at its end
+        self._open_blocks.append(block)
+        match block.kind:
+            case "tool_use":
+                if not fields.get("name"):
+                    raise BrokenAnswerError("called a tool without its name")
+                block.call_number, self._num_calls = self._num_calls, self._num_calls + 1
+                block.given_input = fields.get("input")
+                call = {"index": block.call_number, "id": fields.get("id"), "function": {"name": fields["name"]}}
+                yield from self._calls.read_delta({"tool_calls": [call]}, is_whole=True)
+            case "text":
+                yield from self._read_text(fields)
+            case "thinking":
+                yield from self._read_thought(fields)
+            case "redacted_thinking":
+                if data := _read_word(fields.get("data")):
+                    yield ReasoningDetail("messages", {"type": "redacted_thinking", "data": data})
+            case _:
+                self._has_passed_over_blocks = True
 
     def _read_block_delta(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        if delta.get("type") != "input_json_delta":
-            yield from self._convert_content_piece(delta)
-            return
-        call, piece = self._calls.get(index), delta.get("partial_json")
-        if call is not None and isinstance(piece, str) and piece:
-            call.has_arguments = True
-            yield ToolCallDelta(call.index, arguments=mend_text(piece))
-
-    def _convert_content_piece(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        """What a block's beginning or a delta says, if it is of those that are known."""
-        match piece:
-            case {"type": "text" | "text_delta", "text": str(text)} if text:
-                text = mend_text(text)
-                self.text += text
-                yield TextDelta(text)
-            case {"type": "thinking" | "thinking_delta", "thinking": str(thought)} if thought:
-                yield ReasoningDelta(mend_text(thought))
-            case {"type": "signature_delta", "signature": str(signature)} if signature:
-                yield ReasoningDetail("messages", piece)
-            case {"type": "redacted_thinking"}:
-                yield ReasoningDetail("messages", piece)
+        match _read_kind(delta, "a delta"):
+            case "text_delta" | "text":
+                yield from self._read_text(delta)
+            case "thinking_delta" | "thinking":
+                yield from self._read_thought(delta)
+            case "signature_delta":
+                if signature := _read_word(delta.get("signature")):
+                    yield ReasoningDetail("messages", {"type": "signature_delta", "signature": signature})
+            case "input_json_delta":
+                yield from self._read_arguments(self._find_block(index), _read_text_field(delta, "partial_json"))
             case _:
                 pass
 
-    def _update_token_counts(self, usage: Mapping[str, Any]) -> None:
+    def _read_text(self, fields: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        if text := self._joiner.push(_read_text_field(fields, "text")):
+            self.text += text
+            yield TextDelta(text)
+
+    def _read_thought(self, fields: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        thought = fields.get("thinking")
+        if isinstance(thought, str) and (thought := self._thought_joiner.push(thought)):
+            yield ReasoningDelta(thought)
+
+    def _read_arguments(self, block: _Block | None, piece: str) -> Iterator[StreamEvent]:
+        if block is None or block.kind in ("text", "thinking", "redacted_thinking"):
+            raise BrokenAnswerError("sent arguments of a call that is not open")
+        if block.kind == "tool_use" and piece:  # else it is a tool's that the server runs itself
+            block.has_arguments = True
+            yield from self._add_arguments(block, piece)
+
+    def _add_arguments(self, block: _Block, arguments: object) -> Iterator[StreamEvent]:
+        call = {"index": block.call_number, "function": {"arguments": arguments}}
+        yield from self._calls.read_delta({"tool_calls": [call]})
+
+    def _find_block(self, index: object) -> _Block | None:
+        """The open block that an index means."""
+        number = read_token_count(index)
+        same = [block for block in self._open_blocks if block.index == number is not None]
+        if same or len(self._open_blocks) != 1:
+            return same[0] if same else None
+        (only,) = self._open_blocks
+        return only if number is None or only.index is None else None
+
+    def _close_block(self, block: _Block) -> Iterator[StreamEvent]:
+        self._open_blocks.remove(block)
+        yield from self._flush_texts()
+        if block.kind == "tool_use" and not block.has_arguments:
+            given = block.given_input or {}
+            if not isinstance(given, dict):
+                raise BrokenAnswerError(f"sent a call whose input is of type {type(given).__name__}")
+            yield from self._add_arguments(block, cast("object", given))
+
+    def _flush_texts(self) -> Iterator[StreamEvent]:
+        """Halves of characters that no other half has followed."""
+        if thought := self._thought_joiner.flush():
+            yield ReasoningDelta(thought)
+        if text := self._joiner.flush():
+            self.text += text
+            yield TextDelta(text)
+
+    def _read_end(self, delta: Mapping[str, Any]) -> None:
+        """Take in why the answer ended, if it did."""
+        word = delta.get("stop_reason")
+        reason = read_finish_reason(word)
+        if reason is None:
+            return
+        if reason == "failed":
+            quoted = str(word)[:_MAX_QUOTED_CHARS]
+            raise BrokenAnswerError(f"broke off its answer: its stop reason is {quoted!r}", is_transient=True)
+        if reason == "tool_calls" and self._has_passed_over_blocks and not self._num_calls:
+            raise BrokenAnswerError("stopped to call a tool, in a block of a type that is not known")
+        self._finish_reason = reason
+        self._stopped_by = _STOPPED_BY.get(str(word))
+        self._stop_string = _read_word(delta.get("stop_sequence")) if self._stopped_by == "stop_string" else None
+
+    def _update_usage(self, usage: Mapping[str, Any]) -> None:
         """Counts are totals: the last one given stands, 0 as well; one that is left out or null changes nothing.
 
         As in the SDK's own accumulation. After the context was compacted `message_delta` lowers what `message_start`
         said: the cached input to 0, the other to what was read in the end.
         """
         self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
-        self._service_tier = usage.get("service_tier") or self._service_tier
-        self._speed = usage.get("speed") or self._speed
+        self._service_tier = _read_word(usage.get("service_tier")) or self._service_tier
+        self._speed = _read_word(usage.get("speed")) or self._speed
         num_thinking = _as_object_or_empty(usage.get("output_tokens_details")).get("thinking_tokens")
         counted = read_token_count(num_thinking)
         self._num_reasoning_tokens = self._num_reasoning_tokens if counted is None else counted
@@ -135,8 +246,11 @@ class AnthropicAnswerReader:
         num_new, num_cached, num_written, num_output = counts
         if num_new is None or num_output is None:
             return None
+        num_input = read_token_count(num_new + (num_cached or 0) + (num_written or 0))  # `input_tokens` has no cached
+        if num_input is None:
+            return None
         return Usage(
-            input_tokens=num_new + (num_cached or 0) + (num_written or 0),  # input_tokens leave out the cached ones
+            input_tokens=num_input,
             output_tokens=num_output,
             cached_input_tokens=num_cached or 0,
             cache_write_input_tokens=num_written or 0,
@@ -144,10 +258,31 @@ class AnthropicAnswerReader:
         )
 
 
-def _read_foreign_reason(reason: object) -> tuple[FinishReason, StoppedBy | None] | None:
-    """A reason that gateways to other models give; None where the answer broke off."""
-    read = read_finish_reason(reason)
-    return None if read is None or read == "failed" else (read, None)
+def _read_kind(fields: Mapping[str, Any], what: str) -> str:
+    """The type of an event, a block or a delta."""
+    kind = fields.get("type")
+    if not isinstance(kind, str) or not kind:
+        raise BrokenAnswerError(f"sent {what} that does not say its type")
+    return kind
+
+
+def _require_object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = event.get(name)
+    if not isinstance(value, dict):
+        raise BrokenAnswerError(f"sent a {name} of type {type(value).__name__}")
+    return cast("Mapping[str, Any]", value)
+
+
+def _read_text_field(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str | None):
+        raise BrokenAnswerError(f"sent {name} of type {type(value).__name__}")
+    return value or ""
+
+
+def _read_word(value: object) -> str | None:
+    """A text that is not empty, as it is; None for anything else."""
+    return value if isinstance(value, str) and value and is_encodable(value) else None
 
 
 def _as_object_or_empty(value: Any) -> Mapping[str, Any]:

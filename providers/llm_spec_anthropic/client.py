@@ -28,11 +28,14 @@ from anthropic import (
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
+    BrokenAnswerError,
     PerLoopResource,
     SingleLoopGuard,
+    get_error_words,
     get_session_headers,
     make_status_error,
     mask_secrets,
+    read_stream_error_status,
 )
 
 __all__ = ["AnthropicMessagesClient", "SdkStream"]
@@ -41,19 +44,9 @@ _CONNECT_S: Final = 10.0
 _IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
 _DRAIN_TIMEOUT_S: Final = 0.25  # how long a finished response may take to end, so that its connection can be used again
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
+_MAX_TYPE_CHARS: Final = 60  # of the type of that error
+_OVERLOADED: Final = 529  # Anthropic's own status; https://platform.claude.com/docs/en/api/errors
 _SDK_ERRORS: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
-_STATUS_OF_TYPE: Final = {  # of errors inside a stream; https://platform.claude.com/docs/en/api/errors
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
 
 _STREAM_END: Final = object()
 
@@ -128,6 +121,12 @@ class AnthropicMessagesClient:
             async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                 await anext(stream, None)
 
+    def convert_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
+        """What is wrong with an answer, as an error of this library."""
+        if error.reported is not None:
+            return self._build_reported_error(error.reported)
+        return (TransientError if error.is_transient else TargetError)(self.format_error_message(str(error)))
+
     async def aclose(self) -> None:
         """Close the clients that were made here."""
         spare_client, self._spare_client = self._spare_client, None
@@ -174,15 +173,11 @@ class AnthropicMessagesClient:
 
     def _convert_status_error(self, error: APIStatusError) -> LlmSpecError:
         """A status that is none of success, or an error inside a stream, whose status was."""
-        words = mask_secrets(str(error.api_message or error.body or error.response.reason_phrase), *self._secrets)[
-            :_MAX_QUOTED_CHARS
-        ]
         body: object = error.body
-        reported = cast("Mapping[str, Any]", body).get("error") if isinstance(body, dict) else None
+        reported: object = _as_object_or_empty(body).get("error")
         if error.response.is_success:
-            status = _STATUS_OF_TYPE.get(str(error.type), 0)
-            line = self.format_error_message(f"reported an error: {error.type}: {words}")
-            return make_status_error(status, {}, line, reported=reported)
+            return self._build_reported_error(reported or body)
+        words = self._quote_without_key(str(error.api_message or error.body or error.response.reason_phrase))
         advice = {
             401: "; check the key (ANTHROPIC_API_KEY)",
             403: "; check the key (ANTHROPIC_API_KEY)",
@@ -191,6 +186,24 @@ class AnthropicMessagesClient:
         headers = {name.lower(): value for name, value in error.response.headers.items()}
         line = self.format_error_message(f"answered {error.status_code}: {words}{advice}")
         return make_status_error(error.status_code, headers, line, reported=reported)
+
+    def _build_reported_error(self, reported: object) -> LlmSpecError:
+        """What a server said went wrong in its answer, as an error."""
+        kind = _as_object_or_empty(reported).get("type")
+        words = self._quote_without_key(get_error_words(reported))
+        if isinstance(kind, str):
+            words = f"{self._quote_without_key(kind)[:_MAX_TYPE_CHARS]}: {words}"
+        status = _OVERLOADED if kind == "overloaded_error" else read_stream_error_status(reported)
+        line = self.format_error_message(f"reported an error: {words}")
+        return make_status_error(status, {}, line, reported=reported)
+
+    def _quote_without_key(self, words: str) -> str:
+        return mask_secrets(words, *self._secrets)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
+
+
+def _as_object_or_empty(value: object) -> Mapping[str, Any]:
+    """A JSON object as it is, anything else as an empty one."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _build_header_options(betas: Sequence[str]) -> RequestOptions:

@@ -5,8 +5,8 @@ Always streamed, so that a reader that goes away closes the connection, and with
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -18,11 +18,10 @@ from llm_spec import (
     ChatResponse,
     StreamEvent,
     TargetError,
-    TransientError,
     complete_from_stream,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import VENDOR_FIRST_CHUNK_S, ContinuationTest
+from llm_spec.provider_kit import VENDOR_FIRST_CHUNK_S, BrokenAnswerError, ContinuationTest
 from llm_spec_anthropic.answer import AnthropicAnswerReader
 from llm_spec_anthropic.client import AnthropicMessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body
@@ -114,16 +113,24 @@ class AnthropicProvider:
 
     async def _read_answer_events(self, stream: SdkStream) -> AsyncGenerator[StreamEvent]:
         reader = AnthropicAnswerReader()
-        try:
+        with self._translate_failures(reader):
             async with aclosing(self._client.read_stream_objects(stream)) as events:
                 async for event in events:
                     for stream_event in reader.read_event(event):
                         yield stream_event
+            for stream_event in reader.end():
+                yield stream_event
+
+    @contextmanager
+    def _translate_failures(self, reader: AnthropicAnswerReader) -> Generator[None]:
+        """What goes wrong while an answer is read as errors of this library, with the text that has come."""
+        try:
+            yield
         except TargetError as error:
             error.partial_text = reader.text
             raise
-        finish = reader.finish
-        if finish is None:
-            line = self._client.format_error_message("ended its answer without a stop reason")
-            raise TransientError(line, partial_text=reader.text)
-        yield finish
+        except BrokenAnswerError as error:
+            failure = self._client.convert_broken_answer_error(error)
+            if isinstance(failure, TargetError):
+                failure.partial_text = reader.text
+            raise failure from None

