@@ -198,7 +198,7 @@ class AnthropicAnswerReader:
         self._open_blocks.remove(block)
         yield from self._flush_texts()
         if block.kind == "tool_use" and not block.has_arguments:
-            given = block.given_input or {}
+            given: object = block.given_input or {}
             if not isinstance(given, dict):
                 raise BrokenAnswerError(f"sent a call whose input is of type {type(given).__name__}")
             yield from self._add_arguments(block, cast("object", given))

@@ -107,6 +107,7 @@ def leave_out(events: Sequence[Json], number: int, path: Path) -> list[Json]:
         (TEXT, 1, ("content_block", "text"), NO_TEXTS),
         (TEXT, 2, ("delta",), NO_OBJECTS),
         (TEXT, 2, ("delta", "type"), NO_WORDS),
+        (TEXT, 2, ("delta", "type"), ("input_json_delta",)),
         (TEXT, 2, ("delta", "text"), NO_TEXTS),
         (TEXT, 5, ("delta",), NO_OBJECTS),
         (TEXT, 0, ("message", "content"), ("text", [1], [{"type": "text", "text": "4"}])),
@@ -205,8 +206,8 @@ def test_arguments_that_could_be_of_two_calls() -> None:
 
 def test_a_block_whose_number_comes_again() -> None:
     """It ends the one before."""
-    events = [BEGIN, start_call(0, id="a"), start_call(0, id="b"), arguments(0, "{}"), end("tool_use")]
-    assert tell(read(events))[1] == [("f", "{}"), ("f", "{}")]
+    events = [BEGIN, start_call(0, id="a"), start_call(0, id="b"), arguments(0, '{"y":2}'), end("tool_use")]
+    assert tell(read(events))[1] == [("f", "{}"), ("f", '{"y":2}')]
 
 
 @pytest.mark.parametrize("kind", ["server_tool_use", "something_new"])
@@ -230,6 +231,12 @@ def test_halves_of_characters() -> None:
     assert (name, given) == ("f\ufffd", r'{"x":"\ud83d\ude00 \ufffd"}')
     first_call = next(number for number, event in enumerate(told) if isinstance(event, ToolCallDelta))
     assert not any(isinstance(event, TextDelta) for event in told[first_call:])
+
+
+def test_arguments_that_are_cut_inside_a_character() -> None:
+    """What there is of them comes, with U+FFFD in place of the half."""
+    events = [BEGIN, start_call(0), arguments(0, '{"x":"\\ud83d'), end("max_tokens")]
+    assert tell(read(events)) == ("", [("f", r'{"x":"\ufffd')], "length")
 
 
 @pytest.mark.parametrize("value", [*NO_TEXTS, None, "\ud800"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import logging
 import re
 import socket
@@ -359,6 +360,25 @@ async def test_an_error_event(wire: MessagesWire, told: str, kind: type[Exceptio
     assert f"{told}: no more for ***" in str(error)
     assert getattr(error, "partial_text", "half") == "half"
     assert (error.__cause__, error.__context__) == (None, None)
+
+
+async def test_what_cannot_be_read(wire: MessagesWire) -> None:
+    """It is an error of the target that says what was wrong, with the text so far."""
+    wire.frames = [*HALF, frame("content_block_delta", index=0, delta=" more"), *end()]
+    error = await failure_of(wire)
+    assert type(error) is TargetError
+    assert f"anthropic:{MODEL} at {wire.url} sent a delta of type str" in str(error)
+    assert error.partial_text == "half"
+
+
+async def test_an_error_that_only_its_type_tells(wire: MessagesWire) -> None:
+    """A server that names all of its events alike is understood too."""
+    data = json.dumps(overloaded(f"busy with {KEY}"))
+    wire.frames = [*HALF, f"event: message\ndata: {data}\n\n".encode(), *end()]
+    error = await failure_of(wire)
+    assert isinstance(error, TransientError)
+    assert (error.status, error.partial_text) == (529, "half")
+    assert "reported an error: overloaded_error: busy with ***" in str(error)
 
 
 @pytest.mark.parametrize("frames", [HALF, [*HALF, *end(None)]])
