@@ -125,7 +125,8 @@ def convert_error_to_problem(error: Exception, secret_texts: tuple[str, ...] = (
         status = 413 if error.status == 413 else 400
         return HttpProblem(status, message, code=error.code, param=error.param or (None if found is None else found[0]))
     if isinstance(error, TransientError):
-        status = error.status if error.status in _KEPT_STATUSES else 504 if "silent" in message else 502
+        is_silence = error.status is None and "silent" in message  # else they may be the server's own words
+        status = error.status if error.status in _KEPT_STATUSES else 504 if is_silence else 502
         code = error.code or "target_failed"
         return HttpProblem(status, message, code=code, retry_after_s=error.retry_after_s, is_final=True)
     if isinstance(error, CircuitOpenError):  # a client that waits so long may find it closed

@@ -31,6 +31,7 @@ from llm_spec.server.problems import HttpProblem, convert_error_to_problem, reda
         (TransientError("broken", status=500), 502, True),
         (TransientError("broke the connection"), 502, True),
         (TransientError("was silent for too long"), 504, True),
+        (TransientError("answered 500: I was silent", status=500), 502, True),  # a server's own words
         (TargetError("refused"), 502, True),
         (ConfigError("wrong"), 500, True),
         (LlmSpecError("other"), 500, True),
