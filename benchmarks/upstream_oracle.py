@@ -210,6 +210,9 @@ class _Choice:
         function: Any = said.get("function")
         if function is None:
             function = {}
+            if in_pieces and not said.keys() & {"id", "index"}:
+                # a call whose all is lost, or a piece that says nothing
+                self.doubts.append("whether this is a call is not told")
         if not isinstance(function, dict):
             raise UnreadableError("a call's function is not an object")
         function = cast("Json", function)
@@ -294,8 +297,9 @@ class _Choice:
         if "calls" in finishes and not calls:
             self.doubts.append("there is no call, though calls are the finish reason")
             finishes.add("stop")
-        if refusal:
-            finishes.add("filter")
+        if refusal and finishes & {"stop", "filter"}:
+            # both are words for the end of a refusal, which is there to be seen
+            finishes |= {"stop", "filter"}
         if not (text or refusal or calls or "".join(self.reasoning)):
             self.doubts.append("the answer says nothing")
         if self.has_odd_reasoning:
@@ -378,11 +382,12 @@ class _Answer:
         self.seen.add(found)
         return self.choices[found]
 
-    def finish(self, *, has_done: bool, is_whole: bool) -> list[ExpectedChoice]:
+    def finish(self, *, has_done: bool) -> list[ExpectedChoice]:
         """All choices."""
         if len(self.seen) < len(self.choices):
-            if is_whole or not self.seen:
+            if not self.seen:
                 raise UnreadableError("there is no choice")
+            # so answers a server that knows no `n`, and clients see how many there are
             self.unclear.append("a choice is not there")
         finished = [choice.finish(has_done=has_done) for choice in self.choices]
         for choice in self.choices:
@@ -454,7 +459,7 @@ def expect(
     try:
         for event in events:
             read.add(event, in_pieces=is_streamed)
-        choices = read.finish(has_done=is_streamed and has_done, is_whole=not is_streamed)
+        choices = read.finish(has_done=is_streamed and has_done)
     except UnreadableError as error:
         verdict, why = "error", str(error)
         statuses = ANY_ERROR if tells_error(events) else statuses

@@ -5,10 +5,14 @@ Servers and gateways differ in each of these: a new id with every piece, no ids,
 index that counts pieces, the name again in every piece, or later than the id. What every server says is the name of a
 call when it begins. So a piece with a name begins a call, unless it repeats the one of a call whose arguments are not
 complete yet; a piece without a name goes on with the call of its id or index, or else with the latest.
+
+A call that has no name at the end, or arguments that are no text and no object, are an error: nobody could run what
+was meant.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -27,7 +31,7 @@ _MARKS: Final = re.compile(r'[{}\[\]"\\]')
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    index: int
+    index: int | None
     id: str | None
     name: str | None
     arguments: str
@@ -35,10 +39,11 @@ class _Piece:
 
 
 class _Call:
-    """A call that has begun. Its pieces are held back until its name has come."""
+    """A call that has begun. Its pieces are held back until its name has come, and its id or an argument."""
 
-    def __init__(self, number: int, call_id: str, kind: ToolCallKind, *, has_own_id: bool) -> None:
-        self.number = number
+    def __init__(self, numbers: Iterator[int], call_id: str, kind: ToolCallKind, *, has_own_id: bool) -> None:
+        self._numbers = numbers  # those of the answer's calls, in the order in which they are handed on
+        self._number: int | None = None
         self.id = call_id
         self.kind: ToolCallKind = kind
         self.has_own_id = has_own_id
@@ -46,11 +51,6 @@ class _Call:
         self._held_arguments = ""
         self._mender = EscapeMender() if kind == "function" else SurrogateJoiner()
         self._extent = _JsonExtent()
-
-    @property
-    def has_arguments(self) -> bool:
-        """Whether arguments wait for its name."""
-        return bool(self._held_arguments.strip())
 
     @property
     def is_complete(self) -> bool:
@@ -61,18 +61,32 @@ class _Call:
         """Take a piece in; what may be handed on."""
         self._extent.add(piece.arguments)
         arguments = self._held_arguments + self._mender.push(piece.arguments)
-        if self.name is not None:
-            return ToolCallDelta(self.number, arguments=arguments, kind=self.kind)
-        if piece.name is None:
+        self.name = self.name or piece.name
+        if self.name is None or not (self.is_handed_on or self.has_own_id or arguments):
             self._held_arguments = arguments
             return None
-        self.name, self._held_arguments = piece.name, ""
-        return ToolCallDelta(self.number, self.id, self.name, arguments, self.kind)
+        return self._hand_on(arguments)
+
+    @property
+    def is_handed_on(self) -> bool:
+        """Whether its name and id are told; they stay what they are then."""
+        return self._number is not None
+
+    def begin(self) -> ToolCallDelta:
+        """The call without an argument: another one follows."""
+        return self._hand_on(self._held_arguments)
 
     def flush(self) -> ToolCallDelta | None:
-        """What is held back of its arguments, at the end of the answer."""
-        arguments = self._mender.flush()
-        return ToolCallDelta(self.number, arguments=arguments, kind=self.kind) if arguments else None
+        """What is held back, at the end of the answer."""
+        arguments = self._held_arguments + self._mender.flush()
+        return self._hand_on(arguments) if arguments or not self.is_handed_on else None
+
+    def _hand_on(self, arguments: str) -> ToolCallDelta:
+        self._held_arguments = ""
+        if self._number is not None:
+            return ToolCallDelta(self._number, arguments=arguments, kind=self.kind)
+        self._number = next(self._numbers)
+        return ToolCallDelta(self._number, self.id, self.name, arguments, self.kind)
 
 
 class _JsonExtent:
@@ -117,6 +131,7 @@ class ToolCallReader:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}  # the latest with that index
         self._by_id: dict[str, _Call] = {}
+        self._numbers = itertools.count()
 
     @property
     def has_calls(self) -> bool:
@@ -124,31 +139,41 @@ class ToolCallReader:
 
     @property
     def is_nameless(self) -> bool:
-        """Whether arguments have come that belong to no call with a name, or no call has one."""
-        nameless = [call for call in self._calls if call.name is None]
-        return any(call.has_arguments for call in nameless) or (bool(nameless) and len(nameless) == len(self._calls))
+        """Whether a call has no name."""
+        return any(call.name is None for call in self._calls)
 
     def read_delta(self, delta: Mapping[str, Any], *, is_whole: bool = False) -> list[ToolCallDelta]:
         """The pieces of calls in a delta, or in a whole message; raises BrokenAnswerError for what is none."""
-        if delta.get("tool_calls") is None and delta.get("function_call") is None:
+        if not delta.get("tool_calls") and not delta.get("function_call"):
             return []
-        pieces = list(_iter_pieces(delta))
-        added = [self._find_or_begin_call(piece, begins=is_whole).add(piece) for piece in pieces]
-        return [event for event in added if event is not None]
+        events: list[ToolCallDelta] = []
+        for piece in list(_iter_pieces(delta)):
+            call = None if is_whole else self._find_call(piece)
+            if call is None:
+                if self._calls and self._calls[-1].name and not self._calls[-1].is_handed_on:
+                    events.append(self._calls[-1].begin())
+                call = self._begin_call(piece)
+            self._mark(call, piece)
+            if (event := call.add(piece)) is not None:
+                events.append(event)
+        return events
 
     def flush(self) -> list[ToolCallDelta]:
         """What is held back, at the end of the answer."""
         flushed = [call.flush() for call in self._calls if call.name is not None]
         return [event for event in flushed if event is not None]
 
-    def _find_or_begin_call(self, piece: _Piece, *, begins: bool) -> _Call:
-        call = (None if begins else self._find_call(piece)) or self._begin_call(piece)
-        self._by_index[piece.index] = call
-        return call
+    def _mark(self, call: _Call, piece: _Piece) -> None:
+        """Let the next pieces find a call by the index of this one, and by its id if it had none."""
+        if piece.index is not None:
+            self._by_index[piece.index] = call
+        if piece.id is not None and piece.id not in self._by_id and not (call.has_own_id or call.is_handed_on):
+            call.id, call.has_own_id = piece.id, True
+            self._by_id[piece.id] = call
 
     def _find_call(self, piece: _Piece) -> _Call | None:
         """The call that a piece goes on with; None: it begins one."""
-        at_index = self._by_index.get(piece.index)
+        at_index = None if piece.index is None else self._by_index.get(piece.index)
         of_id = None if piece.id is None else self._by_id.get(piece.id)
         find = self._find_nameless if piece.name is None else self._find_named
         return find(piece, at_index, of_id)
@@ -183,30 +208,34 @@ class ToolCallReader:
     def _begin_call(self, piece: _Piece) -> _Call:
         is_new = piece.id is not None and piece.id not in self._by_id  # else clients could not tell the two apart
         call_id = piece.id if piece.id is not None and is_new else f"call_{uuid.uuid4().hex[:24]}"
-        call = _Call(len(self._calls), call_id, piece.kind, has_own_id=is_new)
+        call = _Call(self._numbers, call_id, piece.kind, has_own_id=is_new)
         self._calls.append(call)
         self._by_id[call_id] = call
         return call
 
 
 def _iter_pieces(delta: Mapping[str, Any]) -> Iterator[_Piece]:
-    calls: object = delta.get("tool_calls")
-    if calls is None:
-        calls = []
-    if isinstance(calls, dict):
-        calls = [cast("object", calls)]
-    if not isinstance(calls, list):
-        raise BrokenAnswerError(f"sent tool_calls of type {type(calls).__name__}")
-    for position, call in enumerate(cast("list[object]", calls)):
+    together = _list_calls(delta.get("tool_calls") or [])
+    for position, call in enumerate(together):
         if not isinstance(call, dict):
             raise BrokenAnswerError(f"sent a tool call of type {type(call).__name__}")
-        yield _read_piece(cast("Mapping[str, Any]", call), position)
-    legacy = delta.get("function_call")  # which was replaced by tool_calls; there is one
-    if legacy is not None:
+        yield _read_piece(cast("Mapping[str, Any]", call), position if len(together) > 1 else None)
+    if legacy := delta.get("function_call"):  # which was replaced by tool_calls; there is one
         yield _read_piece({"function": legacy}, 0)
 
 
-def _read_piece(call: Mapping[str, Any], position: int) -> _Piece:
+def _list_calls(value: object) -> list[object]:
+    """The calls that come together; some servers send one alone."""
+    if isinstance(value, dict):
+        call = cast("Mapping[str, Any]", value)
+        if "function" in call or "custom" in call:
+            return [call]
+    if isinstance(value, list):
+        return cast("list[object]", value)
+    raise BrokenAnswerError(f"sent tool_calls of type {type(cast('object', value)).__name__}")
+
+
+def _read_piece(call: Mapping[str, Any], position: int | None) -> _Piece:
     is_custom = call.get("custom") is not None and call.get("function") is None
     field, text_field = ("custom", "input") if is_custom else ("function", "arguments")
     function = call.get(field)
@@ -227,8 +256,8 @@ def _read_piece(call: Mapping[str, Any], position: int) -> _Piece:
     )
 
 
-def _read_index(value: object, position: int) -> int:
-    """An index; the position among the calls that come together where it is none."""
+def _read_index(value: object, position: int | None) -> int | None:
+    """An index; where it is none, the position among the calls that come together, if there are several."""
     if isinstance(value, str) and value.isdecimal() and value.isascii():
         value = int(value[:9])
     if isinstance(value, float) and value.is_integer():
@@ -245,6 +274,8 @@ def _read_id(value: object) -> str | None:
 
 def _read_arguments(value: object) -> str:
     """Arguments as a text, which some servers send as the object itself."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else dumps(value).decode()
+    if isinstance(value, dict):
+        return dumps(cast("object", value)).decode()
+    if not isinstance(value, str | None):
+        raise BrokenAnswerError(f"sent a tool call whose arguments are of type {type(value).__name__}")
+    return value or ""

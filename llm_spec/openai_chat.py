@@ -3,13 +3,13 @@
 Servers are many, and each field may be of another type than OpenAI's. What decides what an answer says must be right,
 or the answer ends with an error (`BrokenAnswerError`); what does not is read where it can be, and left out where not.
 
-- `choices` is a list of objects, `delta` (in a whole answer `message`) an object: else there is no answer. A chunk
-  without choices may tell a usage. An object that is no chunk at all is passed over, but after one `[DONE]` alone is
-  no good end.
-- `content`, `text` and `refusal` are texts (`content` also a list of parts): a wrong type is an error, null says
-  nothing. So do parts of a kind that is not known.
-- `tool_calls` is a list of objects whose `function` (or `custom`) has a name. Arguments that are no text are written as
-  JSON; ids, indices and kinds are read where they can be (`llm_spec.openai_calls`).
+- `choices` is a list of objects, `delta` (in a whole answer `message`) an object: else there is no answer. So it is
+  where no such object has come at all. A chunk without choices may tell a usage. An object that is no chunk is passed
+  over, but after one `[DONE]` alone is no good end.
+- `content`, `text` and `refusal` are texts: a wrong type is an error, null says nothing. `content` may also be a list
+  of parts: texts, thinking, and objects of another type without a text (references), which say nothing.
+- `tool_calls` is a list of objects whose `function` (or `custom`) has a name. Arguments are a text or an object; ids,
+  indices and kinds are read where they can be (`llm_spec.openai_calls`).
 - `finish_reason` says whether the answer is whole (`llm_spec.finish_reasons`); a word or type that nobody knows says
   that it may not be.
 - `index` is needed where several choices were requested, and there alone.
@@ -58,6 +58,7 @@ ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"
 
 _EMPTY_OBJECT: Final[Mapping[str, Any]] = {}
 _TEXT_ONLY_FIELDS: Final = frozenset({"content", "role"})
+_REASONING_ONLY_FIELDS: Final = frozenset({"reasoning", "reasoning_content", "role"})
 _CHUNK_FIELDS: Final = frozenset({"choices", "created", "id", "model", "object"})
 # What an answer may have beside text, reasoning and calls; other fields of a delta are a server's own business
 DETAIL_FIELDS: Final = ("annotations", "audio", "citations", "executed_tools", "images", "search_results", "videos")
@@ -103,6 +104,7 @@ class ChunkReader:
         self._stopped_by: StoppedBy | None = None
         self._stop_string: str | None = None
         self._has_begun = self._has_output = self._has_refused = self._has_foreign = False
+        self._has_message = False  # or a delta, or a text, though they may say nothing
         self._usage: Usage | None = None
         self._service_tier: str | None = None  # that was served
         self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
@@ -111,23 +113,23 @@ class ChunkReader:
         """The events of the next chunk, without its finish; raises BrokenAnswerError."""
         if chunk.get("usage"):
             self._usage = parse_usage(chunk)
-        if isinstance(tier := chunk.get("service_tier"), str) and tier and is_encodable(tier):
-            self._service_tier = tier
+        tier: Any = chunk.get("service_tier")
+        if tier != self._service_tier and isinstance(tier, str) and is_encodable(tier):
+            self._service_tier = tier or self._service_tier
         choices: Any = chunk.get("choices")
         if self._is_fast and choices.__class__ is list and len(choices) == 1:
             choice: Any = choices[0]
-            delta: Any = choice.get("delta") if choice.__class__ is dict else None
+            delta: Any = choice.get("delta") if choice.__class__ is dict and "text" not in choice else None
             if delta.__class__ is dict and not choice.get("finish_reason") and not choice.get("index"):
                 content: Any = delta.get("content")
                 if not content:
-                    if (thought := _find_reasoning_alone(delta)) and "text" not in choice:
+                    if (thought := _find_reasoning_alone(delta, content)) is not None:
                         self._has_begun = True
                         return [ReasoningDelta(thought)]
                 elif (
                     content.__class__ is str
-                    and (content.isascii() or content.isprintable() or is_encodable(content))
-                    and (delta.keys() <= _TEXT_ONLY_FIELDS or _is_text_alone(delta))
-                    and "text" not in choice
+                    and (content.isascii() or is_encodable(content))
+                    and (len(delta) == 1 or _says_nothing_but(_TEXT_ONLY_FIELDS, delta))
                 ):
                     self._has_output = True
                     return [TextDelta(content)]  # nearly always
@@ -139,15 +141,17 @@ class ChunkReader:
         if error := choice.get("error"):
             raise BrokenAnswerError("broke off its answer", reported=error, is_transient=True)
         delta, is_whole = self._get_delta(choice)
+        self._has_message = self._has_message or delta is not _EMPTY_OBJECT or "text" in choice
         text_of_choice = choice.get("text")  # some servers send both
-        content = delta.get("content") if text_of_choice is None or text_of_choice == "" else text_of_choice
+        has_text_field = text_of_choice is not None and text_of_choice != ""
+        content = text_of_choice if has_text_field else delta.get("content")
         is_over = self._read_end(choice)
         token_ids = self._find_token_ids(choice)
         texts: list[StreamEvent]
-        if isinstance(content, list):
-            texts = list(_parse_content_parts(cast("list[object]", content)))
+        if isinstance(content, list) and not has_text_field:
+            texts = list(self._read_content_parts(cast("list[object]", content), is_over=is_over))
         else:
-            text = self._text.push(_check_text("content", content))
+            text = self._text.push(_check_text("text" if has_text_field else "content", cast("object", content)))
             text += self._text.flush() if is_over else ""
             logprobs = self._read_logprobs_of_text(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
@@ -182,8 +186,9 @@ class ChunkReader:
 
     def flush(self) -> list[StreamEvent]:
         """What is held back, where the answer ends without a finish reason."""
-        text = self._text.flush()
-        events: list[StreamEvent] = [TextDelta(text)] if text else []
+        reasoning, text = self._reasoning.flush(), self._text.flush()
+        events: list[StreamEvent] = [ReasoningDelta(reasoning)] if reasoning else []
+        events += [TextDelta(text)] if text else []
         return [*events, *self._calls.flush()]
 
     def make_finish(self, *, is_done: bool = False) -> Finish | None:
@@ -195,9 +200,9 @@ class ChunkReader:
         server or gateway died: without `[DONE]` it has broken off.
         """
         reason = self._reason
-        if reason is None and is_done and self._has_output and not self._has_foreign:
-            reason = "tool_calls" if self._calls.has_calls else "stop"
-        if reason is None or self._calls.is_nameless:
+        if reason is None and is_done and (self._has_output or self.has_calls) and not self._has_foreign:
+            reason = "tool_calls" if self.has_calls else "stop"
+        if reason is None or self._calls.is_nameless or not self.has_message:
             return None
         stopped_by = self._stopped_by
         if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
@@ -211,7 +216,14 @@ class ChunkReader:
         """What the server did where `make_finish` gives nothing."""
         if self._calls.is_nameless:
             return "called a tool without its name"
+        if self._reason is not None and not self.has_message:
+            return "ended its answer without a message"
         return "ended its answer without a finish reason"
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message, a delta or a text has come, though it may say nothing."""
+        return self._has_message or self._has_begun or self._has_output
 
     @property
     def has_calls(self) -> bool:
@@ -275,6 +287,30 @@ class ChunkReader:
             return None
         is_right = token_ids is not None and all(type(token_id) is int and token_id >= 0 for token_id in token_ids)
         return token_ids if is_right else None
+
+    def _read_content_parts(self, content: Iterable[object], *, is_over: bool) -> Iterator[StreamEvent]:
+        """The events of a content in parts, as Mistral's thinking models send it.
+
+        `[{"type": "thinking", "thinking": [{"type": "text", "text": …}]}, {"type": "text", "text": …}]`, and text alone
+        as soon as the thinking is over. Parts of other types may be references; one with a text says more than is read.
+        """
+        for part in content:
+            if not isinstance(part, dict):
+                raise BrokenAnswerError(f"sent a part of its content of type {type(part).__name__}")
+            fields = cast("Mapping[str, object]", part)
+            kind, said = fields.get("type"), fields.get("text")
+            if kind == "text":
+                if text := self._text.push(_check_text("a text part", said)):
+                    yield TextDelta(text)
+            elif kind == "thinking":
+                if thought := self._reasoning.push(_join_thinking_text(fields.get("thinking"))):
+                    yield ReasoningDelta(thought)
+            elif not isinstance(kind, str) or said:
+                raise BrokenAnswerError(
+                    f"sent a part of its content of an unknown type: {str(kind)[:_MAX_QUOTED_CHARS]}"
+                )
+        if is_over and (text := self._text.flush()):
+            yield TextDelta(text)
 
     def _read_logprobs_of_text(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
         """Those of a piece of text, and of what came before it without any."""
@@ -342,23 +378,22 @@ def read_choice_index(choice: Mapping[str, Any]) -> int | None:
     return index if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < _MAX_CHOICES else None
 
 
-def _is_text_alone(delta: Mapping[str, Any]) -> bool:
-    """Whether a delta says nothing beside its text: many servers name all fields, and leave the others null."""
-    return all(value is None or name in _TEXT_ONLY_FIELDS for name, value in delta.items())
+def _says_nothing_but(names: frozenset[str], delta: Mapping[str, Any]) -> bool:
+    """Whether a delta has no other fields, or leaves them empty, as many servers do that always name all."""
+    for name, value in delta.items():  # noqa: SIM110 - `all` takes three times as long
+        if value and name not in names:
+            return False
+    return True
 
 
-def _find_reasoning_alone(delta: Mapping[str, Any]) -> str | None:
-    """The reasoning of a delta without text that says nothing else; None where it says more, or has halves."""
-    found = None
-    for name, value in delta.items():
-        if name in ("reasoning_content", "reasoning"):
-            if isinstance(value, str) and is_encodable(value) and not found:
-                found = value
-            elif value is not None and value != found:
-                return None
-        elif value is not None and name not in _TEXT_ONLY_FIELDS:
-            return None
-    return found
+def _find_reasoning_alone(delta: Mapping[str, Any], content: object) -> str | None:
+    """The reasoning of a delta that says nothing else; None where it says more, or has none that can be told as it is.
+
+    `content` is that of the delta: null or an empty text, else there may be something wrong with it.
+    """
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    is_alone = isinstance(thought, str) and (content is None or content == "") and is_encodable(thought)
+    return thought if is_alone and thought and _says_nothing_but(_REASONING_ONLY_FIELDS, delta) else None
 
 
 def _check_text(name: str, value: object) -> str:
@@ -373,26 +408,13 @@ def _get_text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _parse_content_parts(content: Iterable[object]) -> Iterator[StreamEvent]:
-    """The events of a content in parts, as Mistral's thinking models send it; other parts (references) say nothing.
-
-    `[{"type": "thinking", "thinking": [{"type": "text", "text": …}]}, {"type": "text", "text": …}]`, and text alone as
-    soon as the thinking is over.
-    """
-    for part in content:
-        fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _EMPTY_OBJECT
-        if fields.get("type") == "text" and (text := mend_value(_check_text("a text part", fields.get("text")))):
-            yield TextDelta(text)
-        elif fields.get("type") == "thinking" and (thought := mend_value(_join_thinking_text(fields.get("thinking")))):
-            yield ReasoningDelta(thought)
-
-
 def _join_thinking_text(thinking: object) -> str:
     """The text of a thinking part, which is in parts itself."""
     if not isinstance(thinking, list):
         return _get_text_or_empty(thinking)
+    parts = cast("list[object]", thinking)
     return "".join(
-        event.text for event in _parse_content_parts(cast("list[object]", thinking)) if isinstance(event, TextDelta)
+        _get_text_or_empty(cast("Mapping[str, object]", part).get("text")) for part in parts if isinstance(part, dict)
     )
 
 

@@ -1,7 +1,8 @@
 """A server's own chunks, in the form that OpenAI's API has: for answers that are passed on as they are. Pure.
 
 They are read as an answer's events are (`llm_spec.openai_chat`), so that what is passed on means the same, and what is
-no answer is none here either. Fields that this library does not read stay as they are.
+no answer is none here either. Fields that this library does not read stay as they are. Log-probabilities that cannot
+be read are an empty object: they are no part of what is said, and the client is told that there are none.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.chat import AnswerDetail, ChatRequest, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.openai_chat import ChunkReader, list_choices, parse_finish_reason, read_choice_index
-from llm_spec.openai_logprobs import clean_logprobs, parse_logprobs
+from llm_spec.openai_chat import DETAIL_FIELDS, ChunkReader, list_choices, parse_finish_reason, read_choice_index
+from llm_spec.openai_logprobs import clean_logprobs
 from llm_spec.openai_usage import clean_usage
 from llm_spec.surrogates import mend_value
 
@@ -21,14 +22,15 @@ __all__ = ["ChunkNormalizer", "build_tool_call_delta", "create_chunk_normalizer"
 _Json: TypeAlias = dict[str, Any]
 _LEGACY_REASON: Final = "function_call"
 _READ_FIELDS: Final = frozenset({"content", "reasoning", "reasoning_content", "refusal", "role", "tool_calls"})
+_DETAIL_FIELDS: Final = frozenset({"reasoning_details", *DETAIL_FIELDS})
 
 
 class ChunkNormalizer:
-    """Brings the chunks of one answer into form; `num_choices` were requested, perhaps `has_logprobs`."""
+    """Brings the chunks of one answer into form; `num_choices` were requested."""
 
-    def __init__(self, *, num_choices: int = 1, has_logprobs: bool = False) -> None:
+    def __init__(self, *, num_choices: int = 1) -> None:
         self._num_choices = num_choices
-        self._has_logprobs = has_logprobs
+        self._only_index: int | None = None  # of the choice that is read where one was requested: the first that comes
         self._readers: dict[int, ChunkReader] = {}
         self._has_foreign = False
         self._is_text = False  # plain completions, which have no deltas
@@ -37,25 +39,43 @@ class ChunkNormalizer:
         """The next chunk; raises BrokenAnswerError."""
         choices = list_choices(chunk)
         self._has_foreign = self._has_foreign or choices is None
-        found = [self._normalize_choice(self._find_index(*pair), pair[1]) for pair in enumerate(choices or [])]
+        found: list[_Json] = []
+        for position, choice in enumerate(choices or []):
+            index = self._find_index(position, choice)
+            if index is not None:
+                found.append(self._normalize_choice(index, choice))
         normalized: _Json = {**chunk, "choices": found}
         if "usage" in chunk:
             normalized["usage"] = clean_usage(chunk)
         return normalized
 
-    def check_end(self, *, is_done: bool) -> None:
-        """Raise BrokenAnswerError where the answer has not ended well, as `ChunkReader.make_finish` says."""
+    def finish(self, *, is_done: bool) -> _Json | None:
+        """A last chunk of what was held back, if there is any.
+
+        Raises BrokenAnswerError where the answer has not ended well, as `ChunkReader.make_finish` says.
+        """
         for reader in self._readers.values():
             if reader.make_finish(is_done=is_done and not self._has_foreign) is None:
                 raise BrokenAnswerError(reader.failure_message, is_transient=True)
         if not self._readers:
             raise BrokenAnswerError("ended its answer without a finish reason", is_transient=True)
+        if max(self._readers) >= len(self._readers):
+            raise BrokenAnswerError("left out a choice before the last one", is_transient=True)
+        rests = [(index, reader.flush()) for index, reader in sorted(self._readers.items())]
+        found = [
+            {"index": index, **self._build_content(events, {}), "finish_reason": None}
+            for index, events in rests
+            if events
+        ]
+        return {"choices": found} if found else None
 
     def _normalize_choice(self, index: int, choice: Mapping[str, Any]) -> _Json:
         reader = self._readers.setdefault(index, ChunkReader())
         delta = choice.get("message") if choice.get("delta") is None else choice.get("delta")
         kept: Mapping[str, Any] = cast("Mapping[str, Any]", delta) if isinstance(delta, dict) else {}
         # the client speaks this API: a call in its older form stays one
+        if not isinstance(kept.get("function_call"), dict | None):
+            raise BrokenAnswerError(f"sent a function_call of type {type(kept['function_call']).__name__}")
         read = {**choice, "delta": {**kept, "function_call": None}} if "function_call" in kept else choice
         self._is_text = self._is_text or (delta is None and "text" in choice)
         events = reader.read_choice(read)
@@ -65,33 +85,31 @@ class ChunkNormalizer:
             **self._build_content(events, kept),
             "finish_reason": _read_finish_reason(choice, reader),
         }
-        if normalized.get("logprobs"):
-            normalized["logprobs"] = self._check_logprobs(choice)
+        if "logprobs" in normalized:
+            normalized["logprobs"] = clean_logprobs(choice)
         return normalized
 
-    def _check_logprobs(self, choice: Mapping[str, Any]) -> object:
-        """Those of a choice, if they are any; what has not been requested may be none."""
-        try:
-            parse_logprobs(choice)
-        except BrokenAnswerError:
-            if self._has_logprobs:
-                raise
-            return None
-        return clean_logprobs(choice["logprobs"])
-
-    def _find_index(self, position: int, choice: Mapping[str, Any]) -> int:
-        """Which choice it is: by its position, where its index says nothing and only one was requested."""
+    def _find_index(self, position: int, choice: Mapping[str, Any]) -> int | None:
+        """Which choice it is: by its position where that is not said; None: one that was not requested."""
         index = read_choice_index(choice)
-        if index is None and choice.get("index") is not None and self._num_choices > 1:
-            raise BrokenAnswerError(f"sent a choice without an index, and {self._num_choices} were requested")
-        return position if index is None else index
+        if self._num_choices == 1:
+            if self._only_index is None:
+                self._only_index = index or 0
+            return 0 if (position == 0 if index is None else index == self._only_index) else None
+        is_told = choice.get("index") is not None
+        if index is None and not is_told and (position > 0 or max(self._readers, default=0) == 0):
+            index = position
+        if index is None or index >= self._num_choices:
+            which = f"with index {index}" if index is not None else "without an index"
+            raise BrokenAnswerError(f"sent a choice {which}, and {self._num_choices} were requested")
+        return index
 
     def _build_content(self, events: Iterable[StreamEvent], kept: Mapping[str, Any]) -> _Json:
         """What a choice brings, as its text or its delta; `kept` is what the server has sent of it."""
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         if self._is_text:
             return {"text": text}
-        delta: _Json = mend_value({name: value for name, value in kept.items() if name not in _READ_FIELDS})
+        delta: _Json = mend_value({name: value for name, value in kept.items() if _is_passed_on(name, value)})
         if isinstance(kept.get("role"), str):
             delta["role"] = kept["role"]
         if text or "content" in kept:
@@ -115,10 +133,12 @@ class ChunkNormalizer:
 def create_chunk_normalizer(request: ChatRequest) -> ChunkNormalizer:
     """What brings the chunks into form that answer a request."""
     num_choices = request.extra.get("n")
-    return ChunkNormalizer(
-        num_choices=num_choices if isinstance(num_choices, int) and num_choices > 0 else 1,
-        has_logprobs=request.top_logprobs is not None or bool(request.extra.get("logprobs")),
-    )
+    return ChunkNormalizer(num_choices=num_choices if isinstance(num_choices, int) and num_choices > 0 else 1)
+
+
+def _is_passed_on(name: str, value: object) -> bool:
+    """Whether a field of a delta stays as it is: what a server adds does, and what clients read if it can be read."""
+    return name not in _READ_FIELDS and (name not in _DETAIL_FIELDS or isinstance(value, list | dict | None))
 
 
 def _read_finish_reason(choice: Mapping[str, Any], reader: ChunkReader) -> str | None:

@@ -19,6 +19,7 @@ __all__ = [
     "parse_logprobs",
 ]
 
+_MAX_INT: Final = 2**53  # beyond it JSON is not exact
 _IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
 
 
@@ -49,10 +50,10 @@ def _parse_logprob_entry(entry: object) -> TokenLogprob:
         raise _build_type_error("an entry of logprobs", entry)
     fields = cast("Mapping[str, Any]", entry)
     token = fields.get("token")
-    if not isinstance(token, str | None):
+    if not isinstance(token, str):
         raise _build_type_error("a token of logprobs", token)
     top = tuple(map(_parse_logprob_entry, _check_list("top_logprobs", fields.get("top_logprobs"))))
-    return TokenLogprob(mend_text(token or ""), _parse_number(fields.get("logprob")), _find_bytes(fields), top)
+    return TokenLogprob(mend_text(token), _parse_number(fields.get("logprob")), _find_bytes(fields), top)
 
 
 def _find_bytes(entry: Mapping[str, Any]) -> bytes | None:
@@ -95,13 +96,30 @@ def _parse_completion_logprobs(fields: Mapping[str, Any]) -> Iterator[TokenLogpr
             yield TokenLogprob(mend_text(token), _parse_number(logprob), None, likely)
 
 
-def clean_logprobs(value: object) -> Any:
-    """The `logprobs` of a choice with finite numbers, for those who read them as they are."""
-    if isinstance(value, float) and not abs(value) < -_IMPOSSIBLE:
-        return _IMPOSSIBLE
+def clean_logprobs(choice: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `logprobs` of a choice as JSON can say them; None: it has none, `{}`: they cannot be read."""
+    value = choice.get("logprobs")
+    if not value:
+        return None
+    try:
+        parse_logprobs(choice)
+    except BrokenAnswerError:
+        return {}
+    return {name: _clean_value(name, of) for name, of in cast("Mapping[str, Any]", value).items()}
+
+
+def _clean_value(name: str, value: object) -> Any:
+    """A field with finite numbers and bytes that are some."""
     if isinstance(value, dict):
-        return {name: clean_logprobs(of) for name, of in cast("dict[str, Any]", value).items()}
-    return list(map(clean_logprobs, cast("list[object]", value))) if isinstance(value, list) else value
+        fields = cast("Mapping[str, Any]", value)
+        return {mend_text(inner): _clean_value(inner, of) for inner, of in fields.items()}
+    if name == "bytes":
+        return None if (found := _find_bytes({"bytes": value})) is None else list(found)
+    if isinstance(value, list):
+        return [_clean_value("", each) for each in cast("list[object]", value)]
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) > _MAX_INT):
+        return value if abs(value) < -_IMPOSSIBLE else _IMPOSSIBLE
+    return mend_text(value) if isinstance(value, str) else value
 
 
 def convert_logprobs_to_openai(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:

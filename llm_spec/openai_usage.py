@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, cast
 
@@ -31,6 +30,7 @@ _CACHE_WRITES: Final[tuple[_Path, ...]] = (
     ("prompt_tokens_details", "cache_write_tokens"),
 )
 _REASONING: Final[tuple[_Path, ...]] = (("completion_tokens_details", "reasoning_tokens"), ("reasoning_tokens",))
+_MAX_NUMBER: Final = 2**53
 _EMPTY: Final[Mapping[str, Any]] = {}
 
 
@@ -69,20 +69,28 @@ def clean_usage(chunk: Mapping[str, Any]) -> dict[str, Any] | None:
     parsed = parse_usage(chunk)
     if parsed is None:
         return None
-    usage = _drop_wrong_counts(chunk["usage"])
     total = parsed.input_tokens + parsed.output_tokens
-    return {"completion_tokens": parsed.output_tokens, "total_tokens": total, **usage}
+    counts = {"completion_tokens": parsed.output_tokens, "total_tokens": total}
+    told = _drop_wrong_counts(chunk["usage"])
+    return {**counts, **{name: value for name, value in told.items() if name not in counts or value is not None}}
 
 
-def _drop_wrong_counts(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_wrong_counts(fields: Mapping[str, Any], *, are_details: bool = False) -> dict[str, Any]:
+    """The fields of a usage without what is no count, where one is meant; details are numbers alone."""
     cleaned: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, dict):
-            cleaned[name] = _drop_wrong_counts(cast("Mapping[str, Any]", value))
-        elif name.endswith(("_tokens", "_token_count")) and value is not None:
+        has_details, is_count = name.endswith("_details"), name.endswith(("_tokens", "_token_count"))
+        if value is None:
+            cleaned[name] = None
+        elif is_count:
             if (count := read_token_count(value)) is not None:
                 cleaned[name] = count
-        elif not isinstance(value, float) or (math.isfinite(value) and value >= 0):
+        elif isinstance(value, dict):
+            cleaned[name] = _drop_wrong_counts(value, are_details=are_details or has_details)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if not has_details and 0 <= value <= _MAX_NUMBER:
+                cleaned[name] = value
+        elif not has_details and not are_details:
             cleaned[name] = value
     return cleaned
 

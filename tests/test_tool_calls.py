@@ -214,14 +214,14 @@ async def test_a_call_after_failures_is_one_call(double: Double, failure: Failur
             ],
             [ToolCall("a", "f", "{}")],
         ),
-        # indices that begin anywhere and skip, out of order
+        # indices that begin anywhere and skip, out of order: calls are in the order in which they begin
         (
             [
                 [{"index": 4, "id": "b", "function": {"name": "g", "arguments": "{"}}],
                 [{"index": 2, "id": "a", "function": {"name": "f", "arguments": "{"}}],
                 [{"index": 4, "function": {"arguments": "}"}}, {"index": 2, "function": {"arguments": "}"}}],
             ],
-            [ToolCall("a", "f", "{}"), ToolCall("b", "g", "{}")],
+            [ToolCall("b", "g", "{}"), ToolCall("a", "f", "{}")],
         ),
         # several whole calls in one chunk, without indices
         (

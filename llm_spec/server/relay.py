@@ -14,6 +14,7 @@ from llm_spec.server.request_fields import Json
 
 __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 
+_MAX_TIME_S: Final = 2**53
 _MERGED_FIELDS: Final = frozenset({"index", "delta", "text", "logprobs", "finish_reason"})
 _DETAIL_FIELDS: Final = (
     "content",
@@ -35,7 +36,7 @@ def rewrite_chunk_for_client(
         **chunk,
         "id": answer_id,
         "object": kind,
-        "created": created if type(created) is int else int(time.time()),
+        "created": created if type(created) is int and 0 <= created <= _MAX_TIME_S else int(time.time()),
         "model": model,
     }
     rewritten["choices"] = [_fill_logprob_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
@@ -51,6 +52,7 @@ class ChunkMerger:
 
     def __init__(self) -> None:
         self._choices: dict[int, Json] = {}
+        self._lost_logprobs: set[int] = set()  # choices of which some cannot be read: the others are not all
         self._usage: Any = None
         self._tier: Json = {}
         self.usage: Usage | None = None
@@ -66,6 +68,8 @@ class ChunkMerger:
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
             merged |= {name: of for name, of in choice.items() if name not in _MERGED_FIELDS and of is not None}
             merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
+            if choice.get("logprobs") == {}:
+                self._lost_logprobs.add(index)
             merged["logprobs"] = _append_logprob_lists(merged["logprobs"], _fill_logprob_lists(choice).get("logprobs"))
             if "text" in choice:
                 merged["text"] = merged.get("text", "") + choice["text"]
@@ -87,7 +91,10 @@ class ChunkMerger:
     def build_response_body(self, *, answer_id: str, model: str, kind: str) -> Json:
         """The answer."""
         usage = {} if self._usage is None else {"usage": self._usage}
-        choices = [choice for _, choice in sorted(self._choices.items())]
+        choices = [
+            {**choice, "logprobs": None} if index in self._lost_logprobs else choice
+            for index, choice in sorted(self._choices.items())
+        ]
         return {
             "id": answer_id,
             "object": kind,
@@ -100,10 +107,11 @@ class ChunkMerger:
 
 
 def _fill_logprob_lists(choice: Json) -> Json:
-    """A chunk's choice of chat, in whose log-probabilities some servers leave out what is null."""
-    if "delta" not in choice or not choice.get("logprobs"):
+    """A chunk's choice; some servers leave out what is null in the log-probabilities of chat."""
+    if "logprobs" not in choice or ("delta" not in choice and choice["logprobs"]):
         return choice
-    return {**choice, "logprobs": {"content": None, "refusal": None, **choice["logprobs"]}}
+    logprobs = choice["logprobs"]
+    return {**choice, "logprobs": {"content": None, "refusal": None, **logprobs} if logprobs else None}
 
 
 def _append_delta_to_message(message: Json, delta: Json) -> None:
@@ -126,7 +134,8 @@ def _append_logprob_lists(logprobs: Json | None, more: Json | None) -> Json | No
     """Log-probabilities with those of one more piece: lists grow."""
     if logprobs is None or more is None:
         return more if logprobs is None else logprobs
-    return {
-        name: [*(logprobs.get(name) or []), *value] if isinstance(value, list) else value
-        for name, value in more.items()
-    }
+    merged: Json = {**more, **logprobs}
+    for name in more:
+        if isinstance(more[name], list):
+            merged[name] = [*(logprobs.get(name) or []), *more[name]]
+    return merged

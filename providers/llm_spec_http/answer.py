@@ -61,7 +61,8 @@ async def read_http_answer_chunks(
         while block := await event_data.read_data_block():
             for data in block:
                 yield normalizer.normalize(client.parse_chunk(data))
-        normalizer.check_end(is_done=event_data.is_done)
+        if (rest := normalizer.finish(is_done=event_data.is_done)) is not None:
+            yield rest
 
 
 async def read_whole_http_answer(events: AsyncIterator[StreamEvent]) -> ChatResponse:

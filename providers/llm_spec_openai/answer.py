@@ -49,7 +49,8 @@ async def read_sdk_answer_chunks(
     try:
         async for value in stream:
             yield normalizer.normalize(_check_chunk_object(client, value, ()))
-        normalizer.check_end(is_done=stream.is_done)
+        if (rest := normalizer.finish(is_done=stream.is_done)) is not None:
+            yield rest
     except SDK_ERRORS as error:
         raise client.convert_sdk_error(error) from None
     except BrokenAnswerError as error:

@@ -220,11 +220,33 @@ async def test_a_whole_content_in_parts(wire: Wire) -> None:
     assert (response.content, response.reasoning) == ("The answer", "Hm.")
 
 
-@pytest.mark.parametrize("content", [[], [None, 3, "x"], [{"type": "text"}], [{"type": "thinking", "thinking": [1]}]])
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        [{"type": "text"}],
+        [{"type": "text", "text": None}],
+        [{"type": "thinking", "thinking": [1]}],
+        [{"type": "reference", "reference_ids": [1]}],
+    ],
+)
 async def test_parts_that_say_nothing(wire: Wire, content: list[Any]) -> None:
     """They give no event and break nothing."""
     wire.frames = [chunk({"content": content}), *text_chunks("x")]
     assert await events_of(wire) == [TextDelta("x"), Finish("stop")]
+
+
+async def test_halves_of_a_character_in_parts(wire: Wire) -> None:
+    """They are joined with what comes before and after, in its order."""
+    parts = [{"type": "text", "text": "\ude00 b \ud83d"}, {"type": "text", "text": "\ude00"}]
+    wire.frames = [
+        chunk({"content": "a \ud83d"}),
+        chunk({"content": parts}),
+        chunk({"content": [{"type": "text", "text": "\ud83d"}]}),
+        chunk(finish="stop"),
+    ]
+    events = await events_of(wire)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "a 😀 b 😀\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -534,7 +556,7 @@ async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
     wire.frames = [chunk({"content": "a"}), b"data: " + json.dumps(second).encode() + b"\n\n", *last]
     provider = provider_of(wire)
     assert isinstance(provider, ChunkStreaming)
-    async with provider.stream_chunks(QUESTION) as chunks:
+    async with provider.stream_chunks(replace(QUESTION, extra={"n": 2})) as chunks:
         read = [c async for c in chunks]
     assert read[1] == second
     assert len(read) == 3

@@ -13,7 +13,8 @@ from llm_spec.server import KeyConfig
 pytestmark = pytest.mark.virtual_clock
 
 CALLED = choice(finish="tool_calls")
-HALF = choice({"role": "assistant", "content": "half"})
+HALF_DELTA = {"role": "assistant", "content": "half"}
+HALF = choice(HALF_DELTA)
 WHOLE = {
     "id": "c",
     "object": "chat.completion",
@@ -22,6 +23,10 @@ WHOLE = {
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 OSLO = (("f", {"city": "Oslo"}),)
 TWO = (("f", {"a": 1}), ("g", {"b": 2}))
+
+
+def repr_shortly(value: object) -> str:
+    return repr(value)[:20]
 
 
 async def check_all_doors(frames: list[bytes], expected: Said, *, content_type: str = "text/event-stream") -> None:
@@ -67,6 +72,10 @@ TURNS = pieces(
         (pieces(call(0, "x", "f", '{"a":1}'), call(0, "x", "g", '{"b":2}')), TWO),
         (pieces(call(0, "x", "f", '{"a":1}'), call(1, "x", "g", '{"b":2}')), TWO),
         (TURNS, TWO),
+        (pieces(call(0, "x", "f", '{"a":1}'), call(1, "y", "g", ""), call([1], None, None, '{"b":2}')), TWO),
+        (pieces(call(0, "x", "f", '{"a":1}'), call(1, "y", "g", ""), call(None, None, None, '{"b":2}')), TWO),
+        (pieces(call(0, None, "f", None), call(0, "a", None, '{"city":"Oslo"}')), OSLO),
+        (pieces(call(0, None, "f", None), call(1, None, "g", '{"b":2}')), (("f", {}), ("g", {"b": 2}))),
         (pieces(call(0, "x", "f", '{"a":"}'), call(0, "z", None, '"}')), (("f", {"a": "}"}),)),
         (pieces(call(0, "", "f", '{"a":1}'), call(0, "", "f", '{"b":2}')), (("f", {"a": 1}), ("f", {"b": 2}))),
         ([choice({"tool_calls": [call(None, None, "f", {"a": 1}), call(None, None, "g", {"b": 2})]})], TWO),
@@ -84,7 +93,11 @@ async def test_calls(frames: list[bytes], calls: tuple[tuple[str, Any], ...]) ->
         pieces(call(0, "a", None, '{"a":1}')),
         pieces(call(0, "a", None, "")),
         pieces(call(0, "a", "f", '{"a":1}'), call(1, "b", None, '{"b":2}')),
+        pieces(call(0, "a", "f", '{"a":1}'), call(1, "b", None, "")),
+        pieces(call(0, "a", "f", '{"a":1}'), {"index": 1, "id": "b", "type": "function"}),
         pieces(call(0, "a", 5, "{}")),
+        *(pieces(call(0, "a", "f", value)) for value in (5, 0, True, False, 1.5, [], [{"a": 1}])),
+        [choice({"tool_calls": {"a": 1}})],
         [choice({"tool_calls": 5})],
         [choice({"tool_calls": ["f"]})],
         [choice({"tool_calls": [{"index": 0, "id": "a", "function": "f"}]})],
@@ -93,6 +106,30 @@ async def test_calls(frames: list[bytes], calls: tuple[tuple[str, Any], ...]) ->
 async def test_calls_without_a_name(frames: list[bytes]) -> None:
     """Nobody can make a call of them, and none is handed on as one."""
     await check_all_doors([*frames, CALLED, DONE], Said(status=502))
+
+
+@pytest.mark.parametrize("kind", ["generic", "vllm", "openai"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "so", "tool_calls": [call(None, "a", "f", "{}"), call(None, "b", None, "{}")]},
+        {"content": "so", "tool_calls": [call(None, "a", "f", "{}"), {"id": "b"}]},
+        {"content": "so", "tool_calls": [call(None, "a", "f", "{}"), {}]},
+        {"content": "so", "tool_calls": [call(None, "a", "f", "{}"), 5]},
+        {"content": "so", "tool_calls": [call(None, "a", "f", 5)]},
+        {"content": [{"type": "text", "text": "so"}, 5]},
+        None,
+        5,
+    ],
+)
+async def test_a_whole_answer_that_is_none(message: object, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is lost, or a message that is not there, is not an answer that says less."""
+    body = json.dumps({**WHOLE, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    monkeypatch.setenv("OPENAI_API_KEY", "none-is-needed")
+    async with upstream(kind) as said:
+        for door in DOORS:
+            said.say(body.encode(), content_type="application/json")
+            assert (await ask_door(said, door)).status in (502, 0), door
 
 
 @pytest.mark.parametrize(
@@ -156,6 +193,9 @@ async def test_errors_in_an_answer(frame: bytes, status: int, words: str, *, is_
         ([HALF, DONE], Said("half", (), "stop")),
         ([HALF], Said(status=502)),
         ([*pieces(call(0, "a", "f", "{}")), DONE], Said("", (("f", {}),), "tool_calls")),
+        ([*pieces(call(0, None, "f", None)), DONE], Said("", (("f", {}),), "tool_calls")),
+        ([choice({"content": "half \ud83d"}), DONE], Said("half \ufffd", (), "stop")),
+        ([choice(finish="stop"), DONE], Said("", (), "stop")),
         ([*pieces(call(0, "a", "f", "{}")), choice(finish="stop"), DONE], Said("", (("f", {}),), "tool_calls")),
         ([DONE], Said(status=502)),
     ],
@@ -214,7 +254,7 @@ HARMLESS: list[tuple[str, Any]] = [
 ]
 HARMLESS_OF_CHOICE: list[tuple[str, Any]] = [
     *(("index", value) for value in (None, "0", 0.0, "x", -1, 1e308, float("nan"), [], {}, False, 2**70)),
-    *(("logprobs", value) for value in (None, {}, [])),
+    *(("logprobs", value) for value in (None, {}, [], "", 0, 5, "x", [5], {"content": 5}, {"content": [5]})),
     *(("stop_reason", value) for value in (5, [], {}, float("nan"))),
 ]
 HARMLESS_OF_DELTA: list[tuple[str, Any]] = [
@@ -230,6 +270,8 @@ HARMFUL: list[tuple[str, Any]] = [*(("choices", value) for value in (None, 5, "x
 HARMFUL_OF_CHOICE: list[tuple[str, Any]] = [*(("delta", value) for value in (5, "x", [], ["x"], True, ""))]
 HARMFUL_OF_DELTA: list[tuple[str, Any]] = [
     *(("content", value) for value in (5, {}, True, 1.5, {"text": "x"})),
+    *(("content", [value]) for value in (None, 5, "x", [], {}, {"text": "x"}, {"type": "text", "text": 1})),
+    *(("content", [{"type": value, "text": "x"}]) for value in (None, 5, "other", [])),
     *(("refusal", value) for value in (5, {"a": 1})),
     *(("tool_calls", value) for value in (5, "x", [5], [[]])),
 ]
@@ -369,3 +411,90 @@ async def test_log_probabilities_are_json(door: str) -> None:
         assert shown["top_logprobs"] == [{**entry, "token": "\ufffd", "logprob": -9999.0}]
         assert "extra" not in found or found["extra"] is None
         reply.data.decode().encode()
+
+
+TOKEN: dict[str, Any] = {"token": "half", "logprob": -0.5, "bytes": [104], "top_logprobs": []}
+FIRST: dict[str, Any] = {"content": [TOKEN], "refusal": None}
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        *(5, "x", [5], {"content": 5}),
+        *({"content": [value]} for value in (5, None, {}, [])),
+        *({"content": [{**TOKEN, "token": value}]} for value in (5, None, [])),
+        *({"content": [{**TOKEN, "logprob": value}]} for value in ("x", None, True, {})),
+        *({"content": [{**TOKEN, "top_logprobs": value}]} for value in (5, [5], [{**TOKEN, "token": 5}])),
+    ],
+)
+async def test_log_probabilities_that_are_none(logprobs: object) -> None:
+    """The text is whole, so it comes; a list that lacks some of the tokens does not."""
+    async with upstream() as said:
+        assert said.server is not None
+        said.say(
+            choice(HALF_DELTA, logprobs=FIRST), choice({"content": "!"}, logprobs=logprobs), choice(finish="stop"), DONE
+        )
+        (whole,) = (await said.server.chat(logprobs=True)).json["choices"]
+        assert (whole["message"]["content"], whole["logprobs"]) == ("half!", None)
+        chunks = [c["choices"][0] for c in (await said.server.chat(logprobs=True, stream=True)).chunks]
+        assert [c["logprobs"] for c in chunks[:2]] == [FIRST, None]
+
+
+@pytest.mark.parametrize("value", [None, {}, [], "", 0])
+async def test_a_piece_without_log_probabilities(value: object) -> None:
+    """It takes away none of the others."""
+    async with upstream() as said:
+        assert said.server is not None
+        said.say(choice(HALF_DELTA, logprobs=FIRST), choice({"content": ""}, "stop", logprobs=value), DONE)
+        (whole,) = (await said.server.chat(logprobs=True)).json["choices"]
+        assert whole["logprobs"] == FIRST
+
+
+@pytest.mark.parametrize("value", [5, "x", [5], True, {"a": {"b": [5]}}, float("nan"), 10**400], ids=repr_shortly)
+@pytest.mark.parametrize(
+    "name", ["prompt_tokens_details", "completion_tokens_details", "total_tokens", "cached_tokens"]
+)
+@pytest.mark.parametrize("door", ["relay", "relay streamed"])
+async def test_details_of_a_relayed_usage(door: str, name: str, value: object) -> None:
+    """What is no count is not passed on; the others are."""
+    async with upstream() as said:
+        assert said.server is not None
+        said.say(HALF, choice(finish="stop"), event({"choices": [], "usage": {**USAGE, name: value}}), DONE)
+        path, fields = DOORS[door]
+        body = {"model": "fast", "messages": [{"role": "user", "content": "hi"}], **fields}
+        reply = await said.server.post(path, {**body, "stream_options": {"include_usage": True}})
+        told = reply.json["usage"] if door == "relay" else reply.chunks[-1]["usage"]
+        assert {field: told[field] for field in USAGE} == USAGE
+        if name != "total_tokens":
+            assert told.get(name, {}) in ({}, {"a": {}}) or (name, value) == ("cached_tokens", 5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [choice({"content": "a"}), choice({"content": "b"}, index=1), choice(finish="stop", index=7)],
+        [choice({"content": "a"}), choice({"content": "b"}, index=1), choice({"content": "c"}, index=None)],
+        [choice({"content": "a"}), choice({"content": "b"}, index="x")],
+        [choice({"content": "b"}, "stop", index=1)],
+    ],
+)
+async def test_choices_of_which_nobody_knows_which_they_are(frames: list[bytes], stream: bool) -> None:
+    """Where several were requested, a piece of none of them is an error, and so is an answer that leaves one out."""
+    async with upstream() as said:
+        assert said.server is not None
+        said.say(*frames, DONE)
+        reply = await said.server.chat(n=2, stream=stream)
+        assert reply.status == 502 or reply.chunks[-1].get("error")
+
+
+@pytest.mark.parametrize("created", [10**400, -(10**400), -1, 1.5, True, None, "x"], ids=repr_shortly)
+async def test_the_time_of_a_relayed_chunk(created: object) -> None:
+    """Clients read it as a number of 64 bits."""
+    async with upstream() as said:
+        assert said.server is not None
+        one = {"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}
+        said.say(event({"id": "c", "created": created, "choices": [one]}), DONE)
+        (told,) = (await said.server.chat(logprobs=True, stream=True)).chunks
+        assert type(told["created"]) is int
+        assert 0 < told["created"] < 2**53
