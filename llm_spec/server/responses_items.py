@@ -59,7 +59,21 @@ class OpenOutputItem:
         raise NotImplementedError
 
 
-class OpenMessageItem(OpenOutputItem):
+class _OpenContentItem(OpenOutputItem):
+    """An item whose text is its only part."""
+
+    @property
+    def position_fields(self) -> Mapping[str, Any]:
+        return {**super().position_fields, "content_index": 0}
+
+    def build_empty_item(self) -> Json:
+        return self._build_item("in_progress", [])
+
+    def _build_item(self, status: str, content: list[Json]) -> Json:
+        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+class OpenMessageItem(_OpenContentItem):
     """A text; `annotations` are what it cites."""
 
     id_prefix = "msg"
@@ -69,10 +83,6 @@ class OpenMessageItem(OpenOutputItem):
         self.annotations: list[Json] = []
         self._logprobs: list[Json] = []
         self._new_logprobs: Sequence[Json] = ()
-
-    @property
-    def position_fields(self) -> Mapping[str, Any]:
-        return {**super().position_fields, "content_index": 0}
 
     def iter_start_events(self) -> Iterator[OutputEvent]:
         yield from super().iter_start_events()
@@ -100,35 +110,22 @@ class OpenMessageItem(OpenOutputItem):
         yield "response.content_part.done", {**self.position_fields, "part": part}
         yield from super().iter_end_events()
 
-    def build_empty_item(self) -> Json:
-        return self._build_item("in_progress", [])
-
     def build_finished_item(self) -> Json:
         return self._build_item("completed", [_build_text_part(self.text, self.annotations, self._logprobs)])
-
-    def _build_item(self, status: str, content: list[Json]) -> Json:
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def _build_text_part(text: str, annotations: Sequence[Json] = (), logprobs: Sequence[Json] = ()) -> Json:
     return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": list(logprobs)}
 
 
-class OpenRefusalItem(OpenOutputItem):
+class OpenRefusalItem(_OpenContentItem):
     """What a model says to refuse."""
 
     id_prefix = "msg"
 
-    @property
-    def position_fields(self) -> Mapping[str, Any]:
-        return {**super().position_fields, "content_index": 0}
-
     def iter_start_events(self) -> Iterator[OutputEvent]:
         yield from super().iter_start_events()
         yield "response.content_part.added", {**self.position_fields, "part": {"type": "refusal", "refusal": ""}}
-
-    def build_empty_item(self) -> Json:
-        return self._build_item("in_progress", [])
 
     def build_delta_event(self, text: str) -> OutputEvent:
         return "response.refusal.delta", {**self.position_fields, "delta": text}
@@ -144,21 +141,11 @@ class OpenRefusalItem(OpenOutputItem):
     def _build_part(self) -> Json:
         return {"type": "refusal", "refusal": self.text}
 
-    def _build_item(self, status: str, content: list[Json]) -> Json:
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
-
-class OpenReasoningItem(OpenOutputItem):
+class OpenReasoningItem(_OpenContentItem):
     """What a model thinks."""
 
     id_prefix = "rs"
-
-    @property
-    def position_fields(self) -> Mapping[str, Any]:
-        return {**super().position_fields, "content_index": 0}
-
-    def build_empty_item(self) -> Json:
-        return self._build_item("in_progress", [])
 
     def build_delta_event(self, text: str) -> OutputEvent:
         return "response.reasoning_text.delta", {**self.position_fields, "delta": text}
