@@ -226,13 +226,14 @@ def _iter_pieces(delta: Mapping[str, Any]) -> Iterator[_Piece]:
 
 def _list_calls(value: object) -> list[object]:
     """The calls that come together; some servers send one alone."""
+    kind = type(value).__name__
     if isinstance(value, dict):
         call = cast("Mapping[str, Any]", value)
         if "function" in call or "custom" in call:
             return [call]
     if isinstance(value, list):
         return cast("list[object]", value)
-    raise BrokenAnswerError(f"sent tool_calls of type {type(cast('object', value)).__name__}")
+    raise BrokenAnswerError(f"sent tool_calls of type {kind}")
 
 
 def _read_piece(call: Mapping[str, Any], position: int | None) -> _Piece:
