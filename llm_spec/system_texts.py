@@ -16,14 +16,16 @@ from typing import Any, Final
 from llm_spec.chat import ChatMessage, Role
 
 __all__ = [
+    "SYSTEM_ROLES",
     "join_neighbouring_user_messages",
+    "keep_unless_changed",
     "mark_system_text",
     "place_later_system_texts",
     "place_system_texts",
     "strip_billing_header",
 ]
 
-_SYSTEM_ROLES: Final = ("system", "developer")
+SYSTEM_ROLES: Final = ("system", "developer")
 _SEPARATOR: Final = "\n\n"
 _BILLING_HEADER: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
@@ -35,13 +37,13 @@ def place_system_texts(messages: Sequence[ChatMessage], *, later_role: Role = "u
     changes. Doing it twice changes no more than doing it once.
     """
     num_before = _count_messages_before_answers(messages)
-    first = [message for message in messages[:num_before] if message.role in _SYSTEM_ROLES]
-    placed = [message for message in messages[:num_before] if message.role not in _SYSTEM_ROLES]
+    first = [message for message in messages[:num_before] if message.role in SYSTEM_ROLES]
+    placed = [message for message in messages[:num_before] if message.role not in SYSTEM_ROLES]
     if len(first) == 1 and messages[0].role == "system":
         placed.insert(0, messages[0])  # as it came
     elif first:
         placed.insert(0, ChatMessage("system", _SEPARATOR.join(message.text for message in first if message.text)))
-    return _keep_if_equal(messages, place_later_system_texts([*placed, *messages[num_before:]], role=later_role))
+    return keep_unless_changed(messages, place_later_system_texts([*placed, *messages[num_before:]], role=later_role))
 
 
 def place_later_system_texts(messages: Sequence[ChatMessage], *, role: Role) -> tuple[ChatMessage, ...]:
@@ -53,21 +55,22 @@ def place_later_system_texts(messages: Sequence[ChatMessage], *, role: Role) -> 
     placed = [*messages[:num_before]]
     held: list[ChatMessage] = []  # results of tools follow their calls
     for message in messages[num_before:]:
-        if message.role in _SYSTEM_ROLES:
+        if message.role in SYSTEM_ROLES:
             held.append(_place_later_system_text(message, role))
             continue
         if message.role != "tool":
             placed += held
             held.clear()
         placed.append(message)
-    return _keep_if_equal(messages, (*placed, *held))
+    return keep_unless_changed(messages, (*placed, *held))
 
 
 def _count_messages_before_answers(messages: Sequence[ChatMessage]) -> int:
     return next((i for i, message in enumerate(messages) if message.role in ("assistant", "tool")), len(messages))
 
 
-def _keep_if_equal(messages: Sequence[ChatMessage], placed: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+def keep_unless_changed(messages: Sequence[ChatMessage], placed: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    """The messages themselves where those that were placed are the same, so that a caller sees at once."""
     is_equal = len(placed) == len(messages) and all(new is old for new, old in zip(placed, messages, strict=True))
     return tuple(messages) if is_equal else placed
 

@@ -13,10 +13,10 @@ from typing import Any, Final, cast
 
 from llm_spec.chat import ChatMessage, ContentPart, NativeMessage
 from llm_spec.server.request_fields import ParsedRequest
+from llm_spec.system_texts import SYSTEM_ROLES, keep_unless_changed
 
 __all__ = ["place_images_of_request", "place_tool_images"]
 
-_SYSTEM_ROLES: Final = ("system", "developer")
 _DATA_URL: Final = re.compile(r"data:(?P<type>[^;,]{1,100})?(?:;[^,]{0,200})?,")
 _MAX_NAME_CHARS: Final = 200  # of an address or the name of a file in a text
 
@@ -40,11 +40,11 @@ def place_tool_images(messages: Sequence[ChatMessage], *, sees_images: bool) -> 
     them changes.
     """
     if not any(isinstance(message.content, tuple) for message in messages):  # nearly always
-        return tuple(messages) if not isinstance(messages, tuple) else messages
+        return tuple(messages)
     placed: list[ChatMessage] = []
     shown = _ShownParts()
     for message in messages:
-        if message.role != "tool" and message.role not in _SYSTEM_ROLES:  # of those, some stand between results
+        if message.role != "tool" and message.role not in SYSTEM_ROLES:  # of those, some stand between results
             placed += shown.take_message()
         if not _has_other_parts(message):
             placed.append(message)
@@ -55,8 +55,7 @@ def place_tool_images(messages: Sequence[ChatMessage], *, sees_images: bool) -> 
         else:
             placed.append(message)
     placed += shown.take_message()
-    is_equal = len(placed) == len(messages) and all(new is old for new, old in zip(placed, messages, strict=True))
-    return messages if is_equal and isinstance(messages, tuple) else tuple(placed)
+    return keep_unless_changed(messages, tuple(placed))
 
 
 @dataclass
