@@ -108,7 +108,8 @@ class ChatMessage:
     """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls.
 
     `reasoning` is the text of a model's reasoning in an earlier turn, for targets that read it again (`to_openai` calls
-    it `reasoning_content`). `native` is there where a client said more than these fields hold.
+    it `reasoning_content`). `reasoning_details` are what the API that it came from needs back with it, each whole
+    (`merge_reasoning_details`). `native` is there where a client said more than these fields hold.
     """
 
     role: Role
@@ -118,6 +119,7 @@ class ChatMessage:
     tool_call_id: str | None = None
     native: NativeMessage | None = None
     reasoning: str = ""
+    reasoning_details: tuple[ReasoningDetail, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
@@ -163,6 +165,8 @@ class ChatMessage:
             out["tool_call_id"] = self.tool_call_id
         if self.reasoning:
             out["reasoning_content"] = self.reasoning
+        if details := [dict(detail.value) for detail in self.reasoning_details if detail.api == "chat"]:
+            out["reasoning_details"] = details
         return out
 
     @property
@@ -447,7 +451,8 @@ class ReasoningDelta:
 class ReasoningDetail:
     """What a provider sends beside its reasoning and needs back with the next turn, in the words of its API.
 
-    Of messages a `signature_delta` or a `redacted_thinking` block, of chat completions one of `reasoning_details`.
+    In a stream: of messages a `signature_delta` or a `redacted_thinking` block, of chat completions a piece of one of
+    `reasoning_details`. In a message: whole blocks of thinking with their signatures, whole items.
     """
 
     api: ApiName

@@ -11,6 +11,7 @@ from llm_spec.chat import (
     ChatResponse,
     Finish,
     ReasoningDelta,
+    ReasoningDetail,
     StreamEvent,
     TextDelta,
     TokenLogprob,
@@ -19,6 +20,7 @@ from llm_spec.chat import (
 )
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.errors import TargetError
+from llm_spec.reasoning_details import merge_reasoning_details
 
 __all__ = ["ChatResponseBuilder", "append_tool_call_delta", "complete_from_stream"]
 
@@ -29,7 +31,7 @@ class ChatResponseBuilder:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None
-        self._reasoning: list[str] = []
+        self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
         self._calls: dict[int, ToolCall] = {}
         self._details: list[AnswerDetail] = []
 
@@ -46,21 +48,26 @@ class ChatResponseBuilder:
                 if event.logprobs is not None:
                     self._logprobs = self._logprobs or []
                     self._logprobs += event.logprobs
-            case ReasoningDelta():
-                self._reasoning.append(event.text)
+            case ReasoningDelta() | ReasoningDetail():
+                self._reasoning.append(event)
             case ToolCallDelta():
                 self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
             case AnswerDetail():
                 self._details.append(event)
             case Finish():
                 calls = tuple(call for _, call in sorted(self._calls.items()))
+                reasoning = "".join(part.text for part in self._reasoning if isinstance(part, ReasoningDelta))
                 return ChatResponse(
                     message=ChatMessage(
-                        "assistant", self.text or None, tool_calls=calls, reasoning="".join(self._reasoning)
+                        "assistant",
+                        self.text or None,
+                        tool_calls=calls,
+                        reasoning=reasoning,
+                        reasoning_details=merge_reasoning_details(self._reasoning),
                     ),
                     finish_reason=event.finish_reason,
                     usage=event.usage,
-                    reasoning="".join(self._reasoning),
+                    reasoning=reasoning,
                     stopped_by=event.stopped_by,
                     logprobs=None if self._logprobs is None else tuple(self._logprobs),
                     stop_string=event.stop_string,

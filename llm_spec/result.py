@@ -29,6 +29,7 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.pricing import Cost
+from llm_spec.reasoning_details import merge_reasoning_details
 
 __all__ = [
     "PLAIN_REASONS",
@@ -260,7 +261,13 @@ class SpeculativeResult:
     @property
     def message(self) -> ChatMessage:
         """The answer as a chat message."""
-        return ChatMessage("assistant", self.content or None, tool_calls=self.tool_calls, reasoning=self.reasoning)
+        return ChatMessage(
+            "assistant",
+            self.content or None,
+            tool_calls=self.tool_calls,
+            reasoning=self.reasoning,
+            reasoning_details=merge_reasoning_details(self.reasoning_events),
+        )
 
     def iterate_answer(self) -> Iterator[TextDelta | ReasoningDelta | ToolCallDelta | AnswerDetail]:
         """The answer's parts in the order in which they came, each as one piece; details follow the first text."""

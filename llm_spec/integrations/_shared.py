@@ -28,6 +28,7 @@ __all__ = [
     "convert_logprob_options",
     "convert_usage_to_openai",
     "describe_finish_as_json",
+    "split_provider_name",
 ]
 
 
@@ -183,13 +184,22 @@ def describe_finish_as_json(finish: Finish) -> dict[str, Any]:
     return fields
 
 
+def split_provider_name(name: str) -> tuple[str, str]:
+    """Provider and model of a target's name (`openai:gpt-5`), by which lists of prices find it; "" for no provider."""
+    provider, colon, model = name.partition(":")
+    return (provider, model) if colon and model else ("", name)
+
+
 def convert_usage_to_openai(usage: Usage) -> dict[str, Any]:
     """Usage in the words of OpenAI's chat completions."""
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_input_tokens,
+            "cache_write_tokens": usage.cache_write_input_tokens,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,

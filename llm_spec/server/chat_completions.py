@@ -30,6 +30,7 @@ from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
 from llm_spec.openai_chunks import build_tool_call_delta
 from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.reasoning_details import merge_chat_details
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.answer_details import merge_detail
@@ -79,7 +80,6 @@ _KNOWN_FIELDS: Final = frozenset(
     }
 )
 _FREQUENT_FIELDS: Final = frozenset({"max_completion_tokens", "max_tokens", "messages", "model", "stream"})
-_JOINED_FIELDS: Final = ("text", "summary", "data")
 
 
 def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
@@ -191,7 +191,7 @@ def build_chat_completion(
             merge_detail(message, detail.value)
     if message["refusal"] and not message["content"]:
         message["content"] = None
-    if details := _merge_reasoning_details(result):
+    if details := merge_chat_details(result.reasoning_events):
         message["reasoning_details"] = details
     usage = build_chat_usage(result)
     choice = {
@@ -218,22 +218,6 @@ def _get_chat_finish_reason(result: SpeculativeResult, *, has_functions: bool) -
     if has_functions and reason == "tool_calls":
         return "function_call"
     return "stop" if reason == "content_filter" and result.refusal else reason
-
-
-def _merge_reasoning_details(result: SpeculativeResult) -> list[Json]:
-    """The details that came in pieces, each whole: neighbours of one type and index are one, their texts joined."""
-    merged: list[Json] = []
-    for event in result.reasoning_events:
-        if not isinstance(event, ReasoningDetail) or event.api != "chat":
-            continue
-        piece = {name: value for name, value in event.value.items() if value is not None}
-        last = merged[-1] if merged else {}
-        if last and all(last.get(name) == piece.get(name) for name in ("type", "index")):
-            texts = {name: last[name] + piece[name] for name in _JOINED_FIELDS if name in last and name in piece}
-            merged[-1] = last | piece | texts
-        else:
-            merged.append(piece)
-    return merged
 
 
 class ChatStreamEncoder:

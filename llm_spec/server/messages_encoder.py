@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from llm_spec.chat import AnswerDetail, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.reasoning_details import build_thinking_blocks
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import ToolCallSequencer, format_sse, get_client_token_counts, get_finish_reason
 from llm_spec.server.problems import HttpProblem
@@ -28,7 +29,7 @@ _LONG_CALL_CHARS: Final = 1024  # of arguments; as many are written in some seco
 
 def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
     """A whole answer."""
-    content = _build_thinking_blocks(result)
+    content = build_thinking_blocks(result.reasoning_events)
     text = result.content + result.refusal
     if text or not (content or result.tool_calls):  # an empty text may not be sent back
         content.append({"type": "text", "text": text})
@@ -48,28 +49,6 @@ def _build_served_fields(result: SpeculativeResult) -> Json:
     """The tier and the speed that were served, in Anthropic's words; none where the target does not tell them."""
     tier = "standard" if result.service_tier == "default" else result.service_tier
     return {name: value for name, value in (("service_tier", tier), ("speed", result.speed)) if value is not None}
-
-
-def _build_thinking_blocks(result: SpeculativeResult) -> list[Json]:
-    """Blocks of thinking, each up to its signature, and such as may not be read."""
-    blocks: list[Json] = []
-    open_block: Json | None = None
-    for event in result.reasoning_events:
-        if isinstance(event, ReasoningDetail) and event.value.get("type") == "redacted_thinking":
-            blocks.append(dict(event.value))
-            open_block = None
-            continue
-        if isinstance(event, ReasoningDetail) and event.api != "messages":
-            continue
-        if open_block is None:
-            open_block = {"type": "thinking", "thinking": "", "signature": ""}
-            blocks.append(open_block)
-        if isinstance(event, ReasoningDelta):
-            open_block["thinking"] += event.text
-        else:
-            open_block["signature"] = event.value["signature"]
-            open_block = None
-    return blocks
 
 
 def _build_message_envelope(answer_id: str, model: str) -> Json:

@@ -210,6 +210,9 @@ def _build_message_content(message: ChatMessage) -> str | list[Body]:
         content = [*_convert_parts_to_blocks(message.content), *map(_build_tool_use_block, message.tool_calls)]
     else:
         content = _convert_content_to_anthropic(message.content)
+    thinking = [dict(detail.value) for detail in message.reasoning_details if detail.api == "messages"]
+    if thinking:
+        content = [*thinking, *_convert_parts_to_blocks(content)]
     mark = {} if native is None else _copy_cache_control(native.value)
     if not mark or not content:
         return content
@@ -225,9 +228,7 @@ def _build_tool_use_block(call: ToolCall) -> Body:
     except (TypeError, ValueError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequestError(
-            f"arguments of tool call {call.id!r} ({call.name}) are {call.arguments!r}; they must be a JSON object"
-        )
+        arguments = {"arguments": call.arguments}  # a call that was cut off is a part of the conversation, too
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": cast("Body", arguments)}
 
 

@@ -57,6 +57,8 @@ def _build_message(message: ChatMessage, dialect: ServerDialect) -> Body:
     if message.reasoning and message.native is None:
         del body["reasoning_content"]
         body |= dict.fromkeys(dialect.reasoning_fields, message.reasoning)
+    if "reasoning_content" not in dialect.reasoning_fields and message.native is None:
+        body.pop("reasoning_details", None)  # such a server refuses what it does not know
     return body
 
 

@@ -54,8 +54,9 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
 def _build_message(message: ChatMessage, *, is_openai: bool) -> Body:
     """A message; OpenAI takes no reasoning of earlier turns, unless its client wrote it into a chat message itself."""
     body = message.to_openai()
-    if is_openai and message.reasoning and message.native is None:
-        del body["reasoning_content"]
+    if is_openai and message.native is None:
+        for name in ("reasoning_content", "reasoning_details"):
+            body.pop(name, None)
     return body
 
 
