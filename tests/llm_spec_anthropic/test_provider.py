@@ -22,6 +22,7 @@ from llm_spec_anthropic import ANTHROPIC, AnthropicProvider, client
 from support.messages_wire import PROSE, MessagesWire, answer_frames, begin, end, frame, text_frames
 
 from llm_spec import (
+    ChatMessage,
     ChatRequest,
     ConfigError,
     Finish,
@@ -193,6 +194,26 @@ async def test_thinking(wire: MessagesWire) -> None:
         ReasoningDetail("messages", {"type": "redacted_thinking", "data": "eA=="}),
         TextDelta("x"),
     ]
+
+
+async def test_thinking_goes_back_with_the_answer_it_led_to(wire: MessagesWire) -> None:
+    """The message of a response, and of a decoder's result, is enough for the next turn."""
+    thought = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
+    frames = [
+        *begin(),
+        frame("content_block_start", index=0, content_block={"type": "thinking", "thinking": "", "signature": ""}),
+        frame("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "hm"}),
+        frame("content_block_delta", index=0, delta={"type": "signature_delta", "signature": "c2ln"}),
+        frame("content_block_stop", index=0),
+        *text_frames("x", index=1),
+        *end(),
+    ]
+    async with provider_of(wire) as provider, SpeculativeDecoder(None, provider) as decoder:
+        wire.frames = frames
+        responses = [await provider.complete(QUESTION), await decoder.decode(QUESTION)]
+        for response in responses:
+            await decoder.decode([*QUESTION.messages, response.message, ChatMessage("user", "and?")])
+            assert wire.bodies[-1]["messages"][1]["content"] == [thought, {"type": "text", "text": "x"}]
 
 
 async def test_what_is_unknown_is_passed_over(wire: MessagesWire) -> None:
