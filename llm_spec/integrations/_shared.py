@@ -28,7 +28,6 @@ __all__ = [
     "convert_logprob_options",
     "convert_usage_to_openai",
     "describe_finish_as_json",
-    "split_provider_name",
 ]
 
 
@@ -182,12 +181,6 @@ def describe_finish_as_json(finish: Finish) -> dict[str, Any]:
             "draft_usage": None if draft_usage is None else dataclasses.asdict(draft_usage)
         }
     return fields
-
-
-def split_provider_name(name: str) -> tuple[str, str]:
-    """Provider and model of a target's name (`openai:gpt-5`), by which lists of prices find it; "" for no provider."""
-    provider, colon, model = name.partition(":")
-    return (provider, model) if colon and model else ("", name)
 
 
 def convert_usage_to_openai(usage: Usage) -> dict[str, Any]:
