@@ -9,7 +9,9 @@ from typing import Any, Final, cast
 
 from llm_spec.surrogates import mend_escapes
 
-__all__ = ["dumps", "dumps_ascii", "loads"]
+__all__ = ["MAX_INT", "dumps", "dumps_ascii", "loads"]
+
+MAX_INT: Final = 2**53  # beyond it neither JSON nor a float is exact (RFC 8259, section 6)
 
 try:
     import orjson

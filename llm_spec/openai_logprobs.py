@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.chat import ChatRequest, TokenLogprob
+from llm_spec.json_text import MAX_INT
 from llm_spec.surrogates import mend_text
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "parse_logprobs",
 ]
 
-_MAX_INT: Final = 2**53  # beyond it JSON is not exact
 _IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
 
 
@@ -117,7 +117,7 @@ def _clean_value(name: str, value: object) -> Any:
         return None if (found := _find_bytes({"bytes": value})) is None else list(found)
     if isinstance(value, list):
         return [_clean_value("", each) for each in cast("list[object]", value)]
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) > _MAX_INT):
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) > MAX_INT):
         return value if abs(value) < -_IMPOSSIBLE else _IMPOSSIBLE
     return mend_text(value) if isinstance(value, str) else value
 

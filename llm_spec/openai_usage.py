@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.chat import Usage
+from llm_spec.json_text import MAX_INT
 from llm_spec.token_counts import read_token_count
 
 __all__ = ["clean_usage", "parse_usage"]
@@ -30,7 +31,6 @@ _CACHE_WRITES: Final[tuple[_Path, ...]] = (
     ("prompt_tokens_details", "cache_write_tokens"),
 )
 _REASONING: Final[tuple[_Path, ...]] = (("completion_tokens_details", "reasoning_tokens"), ("reasoning_tokens",))
-_MAX_NUMBER: Final = 2**53
 _EMPTY: Final[Mapping[str, Any]] = {}
 
 
@@ -88,7 +88,7 @@ def _drop_wrong_counts(fields: Mapping[str, Any], *, are_details: bool = False) 
         elif isinstance(value, dict):
             cleaned[name] = _drop_wrong_counts(value, are_details=are_details or has_details)  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            if not has_details and 0 <= value <= _MAX_NUMBER:
+            if not has_details and 0 <= value <= MAX_INT:
                 cleaned[name] = value
         elif not has_details and not are_details:
             cleaned[name] = value

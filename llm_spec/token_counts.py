@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from llm_spec.json_text import MAX_INT
 
 __all__ = ["read_token_count"]
-
-_MAX_COUNT: Final = 2**53  # beyond it neither JSON nor a float is exact
 
 
 def read_token_count(value: object) -> int | None:
     """An integer from 0 to 2**53, also one with a point (`5.0`); None for anything else, true and false among it."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_INT:
         return None
     return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from llm_spec.chat import Usage
+from llm_spec.json_text import MAX_INT
 from llm_spec.openai_chat import DETAIL_FIELDS
 from llm_spec.openai_usage import parse_usage
 from llm_spec.server.answer_details import merge_detail
@@ -14,7 +15,6 @@ from llm_spec.server.request_fields import Json
 
 __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 
-_MAX_TIME_S: Final = 2**53
 _MERGED_FIELDS: Final = frozenset({"index", "delta", "text", "logprobs", "finish_reason"})
 _DETAIL_FIELDS: Final = (
     "content",
@@ -36,7 +36,7 @@ def rewrite_chunk_for_client(
         **chunk,
         "id": answer_id,
         "object": kind,
-        "created": created if type(created) is int and 0 <= created <= _MAX_TIME_S else int(time.time()),
+        "created": created if type(created) is int and 0 <= created <= MAX_INT else int(time.time()),
         "model": model,
     }
     rewritten["choices"] = [_fill_logprob_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
