@@ -11,7 +11,7 @@ from typing import Final
 
 from llm_spec.cli_arguments import build_argument_parser
 from llm_spec.errors import LlmSpecError
-from llm_spec.registry import registered_providers
+from llm_spec.registry import registered_providers, strip_credentials
 
 __all__ = ["main"]
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters has its own line
         return _COMMANDS[arguments.command](arguments)
     except LlmSpecError as error:
-        print(f"llm-spec: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"llm-spec: error: {strip_credentials(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nllm-spec: interrupted" if sys.stderr.isatty() else "llm-spec: interrupted", file=sys.stderr)

@@ -21,6 +21,7 @@ from llm_spec.cli_screen import ProgressBar, Spinner
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.pricing import parse_price
+from llm_spec.registry import strip_address, strip_credentials
 
 __all__ = ["run_bench_command"]
 
@@ -44,7 +45,7 @@ def run_bench_command(arguments: argparse.Namespace) -> int:
     drafts = arguments.draft or ([] if others else ["lookup"])
     specs = list_contenders(arguments.target, drafts, arguments.strategy or ["auto"], others)
     prices = {
-        name.partition("@")[0]: parse_price(price)
+        strip_address(name): parse_price(price)
         for name, price in _parse_name_value_pairs(arguments.price, "price", "SPEC=IN:OUT").items()
     }
     config = SpeculativeConfig(prices=prices, max_concurrent_streams=options.streams)
@@ -109,8 +110,8 @@ def _parse_name_value_pairs(texts: Sequence[str], what: str, form: str) -> dict[
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"{what} is {text!r}; write it as {form}")
+            raise ConfigError(f"{what} is {strip_credentials(text)!r}; write it as {form}")
         if name in pairs:
-            raise ConfigError(f"{what} {name!r} is given twice")
+            raise ConfigError(f"{what} {strip_credentials(name)!r} is given twice")
         pairs[name] = value
     return pairs

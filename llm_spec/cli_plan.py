@@ -23,7 +23,13 @@ from llm_spec.plan_estimates import (
     list_simulated_strategies,
 )
 from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, parse_price
-from llm_spec.registry import find_target_features, list_model_specs_of_draft, open_draft, open_provider
+from llm_spec.registry import (
+    find_target_features,
+    list_model_specs_of_draft,
+    open_draft,
+    open_provider,
+    strip_credentials,
+)
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
 __all__ = ["list_possible_strategies", "print_plan_table", "read_plan_scenario"]
@@ -82,9 +88,10 @@ def print_plan_table(
 ) -> None:
     """Print the table; not to be called on a running event loop, for the strategies are run by a clock of their own."""
     target, draft = scenario.target, scenario.draft
+    target_name, draft_name = map(strip_credentials, names)
     is_priced = scenario.target_price is not None and scenario.draft_price is not None
     print(
-        f"{names[0]}, drafted by {names[1]}:\n"
+        f"{target_name}, drafted by {draft_name}:\n"
         f"an answer of {scenario.output} tokens to a prompt of {scenario.context}\n\n"
         f"  target  {_format_model_speed(target)}; {_format_price(scenario.target_price)}\n"
         f"  draft   {_format_model_speed(draft)}; {_format_price(scenario.draft_price)}\n"
@@ -108,7 +115,7 @@ def print_plan_table(
         )
     missing = [strategy.name for strategy in list_simulated_strategies() if strategy not in strategies]
     if missing:
-        print(f"\nNot with {names[0]} and {names[1]}: {', '.join(missing)}.", file=out)
+        print(f"\nNot with {target_name} and {draft_name}: {', '.join(missing)}.", file=out)
 
 
 def _format_estimate_row(estimate: AnswerEstimate, plain: AnswerEstimate) -> str:

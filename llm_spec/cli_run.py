@@ -17,7 +17,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
 from llm_spec.pricing import parse_price
-from llm_spec.registry import open_draft, open_provider
+from llm_spec.registry import open_draft, open_provider, strip_address, strip_credentials
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.registry import PLAIN
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
@@ -29,7 +29,8 @@ def run_prompt_command(arguments: argparse.Namespace) -> int:
     """Answer, and report; the models are loaded before there is an event loop, which a long load would hold."""
     request, config = _build_prompt_request(arguments), _build_config(arguments)
     draft_name = None if config.strategy == PLAIN.name else arguments.draft
-    with Spinner(f"loading {' and '.join(filter(None, (arguments.target, draft_name)))}", sys.stderr):
+    names = strip_credentials(" and ".join(filter(None, (arguments.target, draft_name))))
+    with Spinner(f"loading {names}", sys.stderr):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
     result, same_text = asyncio.run(_answer_and_compare_with_plain(request, config, target, draft, arguments))
@@ -72,7 +73,7 @@ def _build_config(arguments: argparse.Namespace) -> SpeculativeConfig:
     return SpeculativeConfig(
         strategy=PLAIN.name if arguments.no_speculation else arguments.strategy,
         lookahead=_parse_lookahead_policy(arguments.lookahead),
-        prices={name.partition("@")[0]: parse_price(price) for name, price in given.items() if price is not None},
+        prices={strip_address(name): parse_price(price) for name, price in given.items() if price is not None},
         max_request_cost=arguments.max_cost,
     )
 

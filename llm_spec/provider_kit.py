@@ -1,5 +1,9 @@
 """What providers may use of this library besides its public names and `llm_spec.contract`.
 
+Addresses
+- `parse_server_address`: a `ServerAddress`, whose credentials and query are apart, or a ConfigError.
+- `strip_credentials`: a text without the users and passwords of its addresses.
+
 HTTP errors
 - `make_status_error`: the error for a response's status, headers and message.
 - `find_reported_error`: what a server reports in place of an answer; `get_error_words`: its words,
@@ -76,6 +80,7 @@ from llm_spec._lazy import make_lazy_exports
 if TYPE_CHECKING:
     from llm_spec._checks import check_number
     from llm_spec._clock import now
+    from llm_spec.addresses import ServerAddress, parse_server_address, strip_credentials
     from llm_spec.broken_answer import BrokenAnswerError
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
@@ -142,6 +147,7 @@ __all__ = [
     "PerLoopResource",
     "ReadTokenIds",
     "ReasoningMarks",
+    "ServerAddress",
     "SingleLoopGuard",
     "StoppedBy",
     "SurrogateJoiner",
@@ -173,6 +179,7 @@ __all__ = [
     "now",
     "parse_finish_reason",
     "parse_query_options",
+    "parse_server_address",
     "philox4x32",
     "place_later_system_texts",
     "prefill_prompt",
@@ -181,11 +188,13 @@ __all__ = [
     "read_stream_error_status",
     "read_token_count",
     "run_pass",
+    "strip_credentials",
 ]
 
 _NAMES_BY_MODULE: Final = {
     "llm_spec._checks": "check_number",
     "llm_spec._clock": "now",
+    "llm_spec.addresses": "ServerAddress parse_server_address strip_credentials",
     "llm_spec.broken_answer": "BrokenAnswerError",
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",

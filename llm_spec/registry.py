@@ -9,9 +9,11 @@ import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from llm_spec._suggestions import suggest_name
+from llm_spec.addresses import parse_server_address, strip_credentials
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TargetFeature
@@ -30,14 +32,22 @@ __all__ = [
     "open_draft",
     "open_provider",
     "registered_providers",
+    "strip_address",
     "strip_credentials",
 ]
 
-_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _ENTRY_POINT_GROUP: Final = "llm_spec.providers"
-_SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
-
-_ADDRESS_WITHOUT_SCHEME: Final = re.compile(r"@([A-Za-z0-9.-]+:[0-9]{1,5}(/.*)?)\Z")
+_SPEC: Final = re.compile(
+    r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.*))?)?", re.DOTALL | re.IGNORECASE
+)
+_ADDRESS_START: Final = re.compile(r"@https?://", re.IGNORECASE)
+_BROKEN_SCHEME: Final = re.compile(r"\s*(?:https?(?::/*|/+)|[a-z][a-z0-9+.-]*:/+|/+)?\s*", re.IGNORECASE)
+# What only an address has, behind an @ in the path of a file: a scheme, a port, an IP address, or a domain and a path
+_ADDRESS_IN_PATH: Final = re.compile(
+    r"\s*(?:\[|//|https?[:/]|[a-z][a-z0-9+.-]*:/|localhost(?:[:/]|$)|[^/\s:]+:\d{1,5}(?:/|$)"
+    r"|\d{1,3}(?:\.\d{1,3}){3}(?:/|$)|[\w.-]+\.[a-z]{2,}/)",
+    re.IGNORECASE,
+)
 
 
 class ProviderSpec(NamedTuple):
@@ -55,14 +65,32 @@ class ProviderSpec(NamedTuple):
             name, slash, model = text.partition("/")
             meant = f"; did you mean '{name}:{model}'?" if slash and name in list_provider_names() else ""
             raise ConfigError(
-                f"provider is {text!r}; write it as provider:model or provider:model@http://host/v1{meant}"
-            )
-        address = _ADDRESS_WITHOUT_SCHEME.search(match["model"] or "") if match["base_url"] is None else None
-        if address is not None:  # it would be part of the model's name, and another server would get the prompt
-            raise ConfigError(
-                f"the address of {match['provider']!r} has no scheme; write @http://{address[1]} or @https://{address[1]}"
+                f"provider is {_show_spec(text)!r}; write it as provider:model or provider:model@http://host/v1{meant}"
             )
         return cls(match["provider"], match["model"] or "", match["base_url"])
+
+    def check_address_is_read(self, *, names_files: bool) -> None:
+        """Raise ConfigError where an address is written so that it would be a part of the model's name.
+
+        Another server would get the prompt, and its key. So every @ is taken for one, but for models that are files.
+        """
+        model, at, written = self.model.rpartition("@")
+        if not at or self.base_url is not None:
+            return
+        if names_files and (_ADDRESS_IN_PATH.match(written) is None or Path(self.model.partition("?")[0]).exists()):
+            return
+        address = re.split(r"[?#]", written[cast("re.Match[str]", _BROKEN_SCHEME.match(written)).end() :])[0].rstrip()
+        if not address or any(character.isspace() for character in address):
+            address = "host:port/v1"
+        named = f"; a name with an @ needs the address behind it, {self.provider}:NAME@http://host/v1"
+        raise ConfigError(
+            f"the address of {self.provider + ':' + model.partition('@')[0]!r} has no scheme; write @http://{address} "
+            f"or @https://{address}{'' if names_files else named}"
+        )
+
+    def __repr__(self) -> str:
+        base_url = None if self.base_url is None else strip_credentials(self.base_url)
+        return f"ProviderSpec(provider={self.provider!r}, model={self.model!r}, base_url={base_url!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +106,9 @@ class NamedProvider:
         return f"NamedProvider(type={self.type!r}, base_url={base_url!r})"
 
 
-def strip_credentials(text: str) -> str:
-    """An address, or a provider string with one, without the user and password that it may hold."""
-    return _CREDENTIALS.sub("//***@", text)
+def strip_address(text: str) -> str:
+    """A provider string without the address at its end: what a provider is called in results."""
+    return _ADDRESS_START.split(text, maxsplit=1)[0]
 
 
 _NO_NAMED_PROVIDERS: Final[Mapping[str, NamedProvider]] = {}
@@ -104,7 +132,7 @@ def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROV
     """
     opened = _open_provider_spec(text, _find_provider_entry_points(), named)
     if not isinstance(opened, LlmProvider):
-        raise ConfigError(f"{text!r} is a draft, not a model that can answer; use it as draft")
+        raise ConfigError(f"{_show_spec(text)!r} is a draft, not a model that can answer; use it as draft")
     return opened
 
 
@@ -158,21 +186,29 @@ def _open_provider_spec(
     settings = named.get(spec.provider, NamedProvider(type=spec.provider))
     if settings.type not in points:
         raise UnknownProviderError(
-            f"provider {settings.type!r} (in {text!r}) is not known; installed are: "
+            f"provider {settings.type!r} (in {_show_spec(text)!r}) is not known; installed are: "
             f"{', '.join(sorted(points))}{suggest_name(settings.type, points)}"
         )
     entry = _load_provider_entry(points[settings.type])
+    spec.check_address_is_read(names_files=entry.names_files)
+    base_url = spec.base_url or settings.base_url
+    if base_url is not None:
+        parse_server_address(base_url)
     if entry.missing_modules:
         missing = ", ".join(entry.missing_modules)
         raise MissingExtraError(
             f"provider {settings.type!r} needs {missing}, which is not installed; run: {entry.install}"
         )
-    base_url = spec.base_url or settings.base_url
     if settings.api_key is None:
         return entry.load(spec.model, base_url)
     if entry.load_with_key is None:
         raise ConfigError(f"provider {settings.type!r} takes no key; leave out api_key of {spec.provider!r}")
     return entry.load_with_key(spec.model, base_url, settings.api_key)
+
+
+def _show_spec(text: str) -> str:
+    """A provider string for errors, without credentials; also where its address has no scheme."""
+    return re.sub(r"@[^@/]*@(?!https?://)", "@***@", strip_credentials(text))
 
 
 def _load_provider_entry(point: EntryPoint) -> ProviderEntry:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import traceback
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,6 +16,7 @@ from llm_spec import (
     ConfigError,
     LlmProvider,
     MissingExtraError,
+    ModelLoadError,
     PromptLookup,
     ProviderDraft,
     ProviderEntry,
@@ -23,6 +26,7 @@ from llm_spec import (
     open_provider,
     registered_providers,
 )
+from llm_spec.addresses import parse_server_address
 from llm_spec.registry import NamedProvider, ProviderSpec
 from llm_spec.testing import RandomDraft, ScriptedProvider
 
@@ -36,6 +40,9 @@ from llm_spec.testing import RandomDraft, ScriptedProvider
         ("openai/gpt-4.1", "did you mean 'openai:gpt-4.1'?"),
         ("vllm:big@gpubox:9000/v1", "has no scheme; write @http://gpubox:9000/v1 or"),
         ("vllm:big@10.0.0.7:9000", "has no scheme; write @http://10.0.0.7:9000 or"),
+        ("vllm:big@ http://10.0.0.7:9000", "has no scheme; write @http://10.0.0.7:9000 or"),
+        ("vllm:big@http:/10.0.0.7:9000", "has no scheme; write @http://10.0.0.7:9000 or"),
+        ("openai:claude@20240620", "a name with an @ needs the address behind it, openai:NAME@http://host/v1"),
     ],
 )
 def test_an_unknown_provider_is_named_with_what_was_meant(text: str, said: str) -> None:
@@ -45,10 +52,116 @@ def test_an_unknown_provider_is_named_with_what_was_meant(text: str, said: str) 
             open_named(text)
 
 
-def test_a_models_name_may_have_an_at_sign() -> None:
-    """Only an address with a port is taken for one."""
-    assert ProviderSpec.parse("generic:@cf/meta/llama-3@http://h/v1").model == "@cf/meta/llama-3"
-    assert ProviderSpec.parse("torch:org/name@refs/pr/1").model == "org/name@refs/pr/1"
+SERVERS = sorted(name for name, entry in registered_providers().items() if not entry.names_files)
+FILES = sorted(name for name, entry in registered_providers().items() if entry.names_files)
+NO_ADDRESSES = (
+    "127.0.0.1:8000/v1",
+    "localhost:8000/v1",
+    "localhost/v1",
+    "host.example/v1",
+    "[::1]:8000/v1",
+    " http://127.0.0.1:8000/v1",
+    "\nhttp://127.0.0.1:8000/v1",
+    "http:/127.0.0.1:8000/v1",
+    "http:127.0.0.1:8000/v1",
+    "http//127.0.0.1:8000/v1",
+    "htp://127.0.0.1:8000/v1",
+    "ftp://127.0.0.1:8000/v1",
+    "//127.0.0.1:8000/v1",
+    "https://",
+    "http:///v1",
+    "http://127.0.0.1:port/v1",
+    "http://127.0.0.1:99999/v1",
+    "http://127.0.0.1 /v1",
+    "http://127.0.0.1:8000/v1\n",
+    "http://[::1/v1",
+    "http://127.0.0.1:8000/v1#part",
+)
+NAMES_ALONE = ("gpubox", "gpubox/v1", "20240620", "", ":8000")  # a host or a part of a model's name: nobody can say
+
+
+@pytest.mark.parametrize("address", [*NO_ADDRESSES, *NAMES_ALONE])
+@pytest.mark.parametrize("kind", SERVERS)
+def test_what_is_no_address_is_not_taken_for_a_models_name(
+    kind: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server would get the prompt, and its key: each such string is refused, with the right form."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
+    for text in (f"{kind}:m@{address}", f"mine:m@{address}", f"lookup+{kind}:m@{address}"):
+        for open_named in (open_provider, open_draft):
+            with pytest.raises(ConfigError, match=r"https?://") as caught:
+                open_named(text, named)
+            assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_no_address_is_no_file_either(kind: str, address: str) -> None:
+    """A model in this process has no address; its error does not look for a file of that name."""
+    for open_named in (open_provider, open_draft):
+        with pytest.raises(ConfigError):
+            open_named(f"{kind}:m@{address}")
+
+
+@pytest.mark.parametrize("name", ["team@host.example/q8", "org/name@refs/pr/1", "a@1.5", "a@b"])
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_may_have_an_at_sign(kind: str, name: str, tmp_path: Path) -> None:
+    """The path of one that is there is never taken for an address, and most of others are not."""
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises((ModelLoadError, MissingExtraError)):  # it is there, and empty; not a ConfigError about it
+        open_provider(f"{kind}:{tmp_path / name}")
+
+
+@pytest.mark.parametrize("model", ["@cf/meta/llama-3", "claude-3-5-sonnet@20240620", "m@host:1/v1"])
+@pytest.mark.parametrize(
+    "address", ["http://h:1/v1", "HTTP://h:1/v1", "https://h/v1?api-version=3", "http://[::1]:1/v1"]
+)
+def test_a_models_name_may_have_an_at_sign_before_its_address(model: str, address: str) -> None:
+    """With its address there is no doubt; a scheme is one in capitals, too."""
+    assert ProviderSpec.parse(f"generic:{model}@{address}") == ProviderSpec("generic", model, address)
+    assert open_provider(f"generic:{model}@{address}").name == f"generic:{model}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "openai:m@svc:s3cr3t-pw@127.0.0.1:8000/v1",
+        "openai:m@ http://svc:s3cr3t-pw@h/v1",
+        "openai:m@http://svc:s3cr3t-pw@h/v1#x",
+        "openai:m@http://svc:s3cr3t pw@h/v1",
+        "openai:m@http://svc:s3cr3t-pw/x@h/v1",
+        "openai:m@http://svc:s3cr3t-pw@/v1",
+        "generic:m@http://svc:s3cr3t-pw@h:x/v1",
+        "onnx:/x@http://svc:s3cr3t-pw@h/v1",
+        "gguf:/x@http://svc:s3cr3t-pw@h/v1",
+        "torch:/x@http://svc:s3cr3t-pw@h/v1",
+        "random:1@http://svc:s3cr3t-pw@h/v1",
+        "lookup:@http://svc:s3cr3t-pw@h/v1",
+        "nosuch:m@http://svc:s3cr3t-pw@h/v1",
+        "nosuch:m@svc:s3cr3t-pw@h/v1",
+        "http://svc:s3cr3t-pw@h/v1",
+        "lookup@http://svc:s3cr3t-pw@h/v1",
+        "lookup@svc:s3cr3t-pw@h/v1",
+        "openai:m@http://h/v1?key=s3cr3t-pw#x",
+    ],
+)
+def test_no_error_of_a_string_has_its_password(text: str) -> None:
+    """However wrong the string is."""
+    for open_named in (open_provider, open_draft):
+        with pytest.raises(ConfigError) as caught:
+            open_named(text)
+        told = "".join(traceback.format_exception(caught.value))
+        assert "s3cr3t" not in told.replace(text, "")  # a traceback may show this test's own lines
+
+
+def test_no_repr_has_a_password() -> None:
+    spec = ProviderSpec.parse("generic:m@http://svc:s3cr3t-pw@h/v1")
+    named = NamedProvider(type="generic", base_url=spec.base_url)
+    address = parse_server_address("http://svc:s3cr3t-pw@h/v1?key=s3cr3t-pw")
+    assert "s3cr3t" not in f"{spec!r} {named!r} {address!r} {address}"
+    assert "***@h/v1" in repr(spec)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ __all__ = [
 
 PLAIN_NAME: Final = "plain"
 _T = TypeVar("_T", LlmProvider, DraftProvider)
-_PLACE: Final = re.compile(r"@https?://[^+]*|(?<=:)[^+@]*/")  # an address, or the folders of a path
+_PLACE: Final = re.compile(r"@(?i:https?)://[^+]*|(?<=:)[^+@]*/")  # an address, or the folders of a path
 _MAX_FAILURES: Final = 3  # in a row: then a contender is left out
 
 

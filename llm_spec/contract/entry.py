@@ -19,8 +19,9 @@ class ProviderEntry:
 
     `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
     API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
-    `is_free`: a draft that asks no model. `features(model)` names what such a target has that strategies need: for
-    `llm-spec plan`, which asks no server. None: not known.
+    `names_files`: its models are files, folders or repositories, whose names may have an `@`; of every other model an
+    `@` begins the address. `is_free`: a draft that asks no model. `features(model)` names what such a target has that
+    strategies need: for `llm-spec plan`, which asks no server. None: not known.
     """
 
     load: Callable[[str, str | None], LlmProvider | DraftProvider]
@@ -28,6 +29,7 @@ class ProviderEntry:
     load_with_key: Callable[[str, str | None, str], LlmProvider | DraftProvider] | None = None
     requires: tuple[str, ...] = ()
     install: str = ""
+    names_files: bool = False
     is_free: bool = False
     features: Callable[[str], Sequence[TargetFeature]] | None = None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from llm_spec.addresses import parse_server_address
 from llm_spec.chat import ApiName
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import FieldTranslator, LlmProvider
@@ -16,7 +17,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, InvalidRequestError, ModelLoadError
-from llm_spec.registry import NamedProvider, open_draft, open_provider
+from llm_spec.registry import NamedProvider, list_model_specs_of_draft, open_draft, open_provider, strip_address
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.passthrough_fields import drop_unsafe_fields
@@ -197,13 +198,14 @@ class ServedModels:
     def secret_texts(self) -> tuple[str, ...]:
         """The addresses of upstream servers and the paths of files, which no client may see."""
         texts = [text for model in self._config.models.values() for text in (model.target, model.draft) if text]
-        configured = [text.partition("@")[2] for text in texts]
-        addresses = {*configured, *(p.base_url for p in self._config.providers.values() if p.base_url)} - {""}
-        parts = [urlsplit(address) for address in addresses]
-        hosts = {part.netloc for part in parts} | {
-            part.hostname or "" for part in parts if "." in (part.hostname or "")
-        }
-        found = {address.rstrip("/") for address in addresses} | hosts | set(map(get_model_folder, texts))
+        parts = [part for text in texts for part in list_model_specs_of_draft(text)]
+        written = [part.removeprefix(strip_address(part)).removeprefix("@") for part in parts]
+        configured = [*written, *(p.base_url for p in self._config.providers.values() if p.base_url)]
+        addresses = [parse_server_address(address) for address in configured if address]
+        urls = [urlsplit(address.url) for address in addresses]
+        hosts = {url.netloc for url in urls} | {url.hostname or "" for url in urls if "." in (url.hostname or "")}
+        found = {form for address in addresses for form in (address.url, str(address))} | hosts
+        found |= set(map(get_model_folder, texts))
         return tuple(sorted(found - {""}, key=len, reverse=True))
 
     async def aclose(self) -> None:

@@ -17,6 +17,7 @@ from llm_spec.errors import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.registry import strip_address
 
 __all__ = ["HttpProblem", "convert_error_to_problem", "get_model_folder", "get_public_name", "redact_server_details"]
 
@@ -154,12 +155,12 @@ def redact_server_details(message: str, secret_texts: tuple[str, ...] = (), *, q
 
 def get_public_name(text: str) -> str:
     """A provider string, or a provider's name, for clients: without address and options, of a path only its end."""
-    public_name = text.partition("@")[0].partition("?")[0]
+    public_name = strip_address(text).partition("?")[0]
     folder = get_model_folder(text)
     return public_name.removesuffix(folder) + PureWindowsPath(folder).name  # which knows both kinds of slashes
 
 
 def get_model_folder(text: str) -> str:
     """The folder on this machine that a provider string names; "" where it names none."""
-    model = text.partition("@")[0].partition("?")[0].rpartition(":")[2]
+    model = strip_address(text).partition("?")[0].rpartition(":")[2]
     return model if model.startswith(("/", "\\", ".", "~")) else ""

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from llm_spec._checks import check_number
+from llm_spec.addresses import strip_credentials
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
@@ -72,7 +73,7 @@ def _draw_word(rng: random.Random) -> str:
 
 def _load_random_draft(model: str, base_url: str | None) -> RandomDraft:
     if base_url is not None:
-        raise ConfigError(f"random takes no address; leave out '@{base_url}'")
+        raise ConfigError(f"random takes no address; leave out '@{strip_credentials(base_url)}'")
     if model and not (model.isascii() and model.isdecimal()):
         raise ConfigError(f"random's seed is {model!r}; write 'random' or 'random:SEED', SEED a whole number from 0")
     return RandomDraft(int(model or 0))

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
 
 
 def _load_gguf_provider(model: str, base_url: str | None) -> GgufProvider:
-    from llm_spec.provider_kit import parse_query_options
+    from llm_spec.provider_kit import parse_query_options, strip_credentials
     from llm_spec_gguf.options import GgufOptions
     from llm_spec_gguf.provider import GgufProvider
 
@@ -39,7 +39,7 @@ def _load_gguf_provider(model: str, base_url: str | None) -> GgufProvider:
     if base_url is not None or not path:
         raise ConfigError(
             f"gguf takes a file on this machine, gguf:/path/model.gguf or gguf:/path/model.gguf?threads=1, not "
-            f"{base_url or 'nothing'!r}"
+            f"{strip_credentials(base_url or 'nothing')!r}"
         )
     return GgufProvider(path, name=f"gguf:{path}", **parse_query_options("gguf", query, GgufOptions))
 
@@ -49,5 +49,6 @@ GGUF: Final = ProviderEntry(
     summary="a GGUF file, as llama.cpp and Ollama use them: gguf:/path/model.gguf",
     requires=("llama_cpp", "jinja2"),
     install="pip install 'llm-spec[gguf]'",
+    names_files=True,
     features=lambda _: ("token_model",),
 )

@@ -26,11 +26,13 @@ def __getattr__(name: str) -> object:
 
 
 def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
+    from llm_spec.provider_kit import strip_credentials
+
     folder, _, query = model.partition("?")
     if base_url is not None or not folder:
         raise ConfigError(
             f"onnx takes a folder on this machine, onnx:/path/to/model or onnx:/path/to/model?threads=2, not "
-            f"{base_url or 'nothing'!r}"
+            f"{strip_credentials(base_url or 'nothing')!r}"
         )
     return _open_provider(Path(folder), f"onnx:{folder}", query)
 
@@ -55,6 +57,7 @@ ONNX: Final = ProviderEntry(
     summary="any Hugging Face ONNX export with a key-value cache: onnx:/path/to/folder",
     requires=_REQUIRES,
     install=_INSTALL,
+    names_files=True,
     features=lambda _: ("token_model",),
 )
 BUILTIN: Final = ProviderEntry(

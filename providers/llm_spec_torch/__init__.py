@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
 
 
 def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
-    from llm_spec.provider_kit import parse_query_options
+    from llm_spec.provider_kit import parse_query_options, strip_credentials
     from llm_spec_torch.options import TorchOptions
     from llm_spec_torch.provider import TorchProvider
 
@@ -39,7 +39,7 @@ def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
     if base_url is not None or not path:
         raise ConfigError(
             "torch takes a folder or a Hugging Face name, torch:/path/to/model or torch:org/name?dtype=bfloat16, not "
-            f"{base_url or 'nothing'!r}"
+            f"{strip_credentials(base_url or 'nothing')!r}"
         )
     return TorchProvider(path, name=f"torch:{path}", **parse_query_options("torch", query, TorchOptions))
 
@@ -49,5 +49,6 @@ TORCH: Final = ProviderEntry(
     summary="any Hugging Face checkpoint built like Llama, Mistral, Qwen or Gemma: torch:/path or torch:org/name",
     requires=("torch", "transformers", "tokenizers", "jinja2"),
     install="pip install 'llm-spec[torch]'",
+    names_files=True,
     features=lambda _: ("token_model",),
 )

@@ -1,0 +1,105 @@
+"""Addresses of servers: what may be one, what is secret in it, and what errors tell of it. Pure.
+
+An address is `http://` or `https://`, a host, and what an HTTP client adds to it. Its credentials and its query are
+taken off, so that no library that gets the rest can repeat them.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
+
+from llm_spec.errors import ConfigError
+
+__all__ = ["ServerAddress", "parse_server_address", "strip_credentials"]
+
+# Everything before the last @ of a host; and of a password that holds a slash, what no port can be. Strings joined by +
+# have an @ before each address.
+_CREDENTIALS: Final = re.compile(r"//(?:[^/\s]*|[^/\s:\[]*:(?!\d{0,5}/)(?:(?!//)\S)*)@(?!https?://)", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"https?://", re.IGNORECASE)
+_FORM: Final = "write it as http://host:port/v1 or https://host/v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddress:
+    """Where a server is.
+
+    `url` has no credentials, no query, and no slash at its end; `query` belongs behind the path of each request.
+    `authorization`: the header that the credentials make (Basic), None: there are none. `secrets`: what no error may
+    repeat.
+    """
+
+    url: str
+    query: str = field(default="", repr=False)
+    authorization: str | None = field(default=None, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        """For errors: without what is secret."""
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{'***@' if self.authorization else ''}{rest}{'?***' if self.query else ''}"
+
+    def add_query(self, url: str) -> str:
+        """A request's URL, with the address's query behind its path."""
+        return f"{url}?{self.query}" if self.query else url
+
+
+def parse_server_address(text: str) -> ServerAddress:
+    """Take an address apart; raises ConfigError for what no request can be sent to, without what is secret in it."""
+    parts = _split_address(text)
+    credentials, _, host = parts.netloc.rpartition("@")
+    url = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+    secrets = _list_query_secrets(parts.query)
+    if not credentials:
+        return ServerAddress(url=url, query=parts.query, secrets=_sort_secrets(secrets))
+    user, _, password = (unquote(part) for part in credentials.partition(":"))
+    token = base64.b64encode(f"{user}:{password}".encode()).decode()
+    secrets += [credentials, token, credentials.partition(":")[2], password or user]
+    return ServerAddress(url=url, query=parts.query, authorization=f"Basic {token}", secrets=_sort_secrets(secrets))
+
+
+def strip_credentials(text: str) -> str:
+    """An address, or a text with some, without the users and passwords that they may hold."""
+    return _CREDENTIALS.sub("//***@", text)
+
+
+# ---------------------------------------------------------------------------------------------- inside
+
+
+def _split_address(text: str) -> SplitResult:
+    if _SCHEME.match(text) is None:
+        raise _build_address_error(text, "does not begin with http:// or https://")
+    if any(character.isspace() or not character.isprintable() for character in text):
+        raise _build_address_error(text, "has a space, a line break or another character that no address has")
+    if "#" in text:
+        raise _build_address_error(text, "has a fragment (#…), which is never sent to a server")
+    try:
+        parts = urlsplit(text)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        raise _build_address_error(text, "has a host or a port that cannot be read") from None
+    if not host or "\\" in text or port == 0 or parts.netloc.endswith(":"):
+        raise _build_address_error(text, "has no host" if not host else "has a host or a port that cannot be read")
+    return parts
+
+
+def _build_address_error(text: str, problem: str) -> ConfigError:
+    """The error; of the address, only what is behind the last @ and before a query or a fragment is quoted."""
+    _, at, rest = text.rpartition("@")
+    shown = ("***@" if at else "") + re.split(r"[?#]", rest, maxsplit=1)[0]
+    return ConfigError(f"the address {shown!r} {problem}; {_FORM}")
+
+
+def _list_query_secrets(query: str) -> list[str]:
+    """The values of a query, as they are written and as they are meant: a server may take its key there."""
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    values = [value for name, _, value in pairs if name.lower() != "api-version"]  # which a server's words may be about
+    return [form for value in values for form in (value, unquote_plus(value))]
+
+
+def _sort_secrets(secrets: list[str]) -> tuple[str, ...]:
+    """Longest first: one may hold another."""
+    return tuple(sorted({secret for secret in secrets if secret}, key=len, reverse=True))
