@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
@@ -19,7 +20,6 @@ __all__ = ["ServerAddress", "parse_server_address", "strip_credentials"]
 # Everything before the last @ of a host; and of a password that holds a slash, what no port can be. Strings joined by +
 # have an @ before each address.
 _CREDENTIALS: Final = re.compile(r"//(?:[^/\s]*|[^/\s:\[]*:(?!\d{0,5}/)(?:(?!//)\S)*)@(?!https?://)", re.IGNORECASE)
-_SCHEME: Final = re.compile(r"https?://", re.IGNORECASE)
 _FORM: Final = "write it as http://host:port/v1 or https://host/v1"
 
 
@@ -47,9 +47,9 @@ class ServerAddress:
         return f"{url}?{self.query}" if self.query else url
 
 
-def parse_server_address(text: str) -> ServerAddress:
+def parse_server_address(text: str, schemes: Sequence[str] = ("http", "https")) -> ServerAddress:
     """Take an address apart; raises ConfigError for what no request can be sent to, without what is secret in it."""
-    parts = _split_address(text)
+    parts = _split_address(text, schemes)
     credentials, _, host = parts.netloc.rpartition("@")
     url = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
     secrets = _list_query_secrets(parts.query)
@@ -69,9 +69,9 @@ def strip_credentials(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- inside
 
 
-def _split_address(text: str) -> SplitResult:
-    if _SCHEME.match(text) is None:
-        raise _build_address_error(text, "does not begin with http:// or https://")
+def _split_address(text: str, schemes: Sequence[str]) -> SplitResult:
+    if not text.lower().startswith(tuple(f"{scheme}://" for scheme in schemes)):
+        raise _build_address_error(text, f"does not begin with {':// or '.join(schemes)}://")
     if any(character.isspace() or not character.isprintable() for character in text):
         raise _build_address_error(text, "has a space, a line break or another character that no address has")
     if "#" in text:

@@ -3,11 +3,13 @@
 Addresses
 - `parse_server_address`: a `ServerAddress`, whose credentials and query are apart, or a ConfigError.
 - `strip_credentials`: a text without the users and passwords of its addresses.
+- `find_proxy`: the `Proxy` that the environment names for an address.
 
 HTTP errors
 - `make_status_error`: the error for a response's status, headers and message.
 - `find_reported_error`: what a server reports in place of an answer; `get_error_words`: its words,
   `read_stream_error_status`: the status that it stands for.
+- `get_status_advice`: what to do about a status, and where a redirect leads.
 - `mask_secrets`: a text without the given keys.
 
 Headers
@@ -103,12 +105,14 @@ if TYPE_CHECKING:
     from llm_spec.openai_logprobs import build_logprob_fields
     from llm_spec.pass_threads import run_pass
     from llm_spec.prefill import prefill_prompt
+    from llm_spec.proxies import Proxy, find_proxy
     from llm_spec.query_options import parse_query_options
     from llm_spec.request_fields import FIELDS, is_default_value
     from llm_spec.session_affinity import get_session_headers
     from llm_spec.status_errors import (
         find_reported_error,
         get_error_words,
+        get_status_advice,
         make_status_error,
         mask_secrets,
         read_stream_error_status,
@@ -145,6 +149,7 @@ __all__ = [
     "MessageFormat",
     "NoisePurpose",
     "PerLoopResource",
+    "Proxy",
     "ReadTokenIds",
     "ReasoningMarks",
     "ServerAddress",
@@ -164,9 +169,11 @@ __all__ = [
     "find_constrained_part",
     "find_file",
     "find_message_parts",
+    "find_proxy",
     "find_reported_error",
     "get_error_words",
     "get_session_headers",
+    "get_status_advice",
     "is_default_value",
     "is_encodable",
     "is_greedy",
@@ -217,11 +224,12 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.openai_logprobs": "build_logprob_fields",
     "llm_spec.pass_threads": "run_pass",
     "llm_spec.prefill": "prefill_prompt",
+    "llm_spec.proxies": "Proxy find_proxy",
     "llm_spec.query_options": "parse_query_options",
     "llm_spec.request_fields": "FIELDS is_default_value",
     "llm_spec.session_affinity": "get_session_headers",
     "llm_spec.status_errors": (
-        "find_reported_error get_error_words make_status_error mask_secrets read_stream_error_status"
+        "find_reported_error get_error_words get_status_advice make_status_error mask_secrets read_stream_error_status"
     ),
     "llm_spec.surrogates": "SurrogateJoiner is_encodable",
     "llm_spec.system_texts": "place_later_system_texts",

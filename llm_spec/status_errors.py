@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, cast
 
+from llm_spec.addresses import strip_credentials
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
 __all__ = [
     "find_reported_error",
     "get_error_words",
+    "get_status_advice",
     "make_status_error",
     "mask_secrets",
     "read_retry_after_s",
@@ -113,6 +115,7 @@ _CONTEXT_FORMS: Final = re.compile(
 _CODE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # a number is only the status again
 _PARAM_PATTERN: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,127}")
 _MIN_SECRET_LENGTH: Final = 8
+_MAX_LOCATION_CHARS: Final = 200
 
 
 def mask_secrets(text: str, *secrets: str | None) -> str:
@@ -121,6 +124,28 @@ def mask_secrets(text: str, *secrets: str | None) -> str:
         if secret is not None and len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, "***")
     return text
+
+
+def get_status_advice(
+    status: int, headers: Mapping[str, str], *, key_variable: str | None, has_credentials: bool = False
+) -> str:
+    """What to do about a status, to end its error with; "" where that is not known.
+
+    `headers` are looked up in lower case: of a redirect, they say where it leads. `has_credentials`: the address has a
+    user and a password, which are sent in place of a key.
+    """
+    if status in (401, 403):
+        return (
+            "; check the user and password of the address" if has_credentials else f"; check the key ({key_variable})"
+        )
+    if status == 404:
+        return "; check the model's name and the address"
+    if status == 407:
+        return "; check the user and password of the proxy"
+    location = re.split(r"[?#]", headers.get("location", ""))[0]
+    if 300 <= status < 400 and location:
+        return f"; it redirects to {strip_credentials(location)[:_MAX_LOCATION_CHARS]}: make that the address"
+    return ""
 
 
 def make_status_error(

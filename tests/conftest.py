@@ -25,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has its background jobs ignore it, and their own
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):  # a machine's proxy is not for loopback
+        os.environ.pop(name, None)
+        os.environ.pop(name.lower(), None)
     os.environ["LLM_SPEC_CACHE_DIR"] = ""  # what a test finds out about this machine is not kept
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the environments of other frameworks
         from hypothesis import settings

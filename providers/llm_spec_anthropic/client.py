@@ -8,9 +8,11 @@ built, unknown fields and events are no matter, and nothing of the SDK can leak.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, cast
+from urllib.parse import parse_qsl
 
 import httpx2
 from anthropic import (
@@ -30,12 +32,17 @@ from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError
 from llm_spec.provider_kit import (
     BrokenAnswerError,
     PerLoopResource,
+    ServerAddress,
     SingleLoopGuard,
+    find_proxy,
     get_error_words,
     get_session_headers,
+    get_status_advice,
     make_status_error,
     mask_secrets,
+    parse_server_address,
     read_stream_error_status,
+    strip_credentials,
 )
 
 __all__ = ["AnthropicMessagesClient", "SdkStream"]
@@ -46,6 +53,7 @@ _DRAIN_TIMEOUT_S: Final = 0.25  # how long a finished response may take to end, 
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
 _MAX_TYPE_CHARS: Final = 60  # of the type of that error
 _OVERLOADED: Final = 529  # Anthropic's own status; https://platform.claude.com/docs/en/api/errors
+_ANTHROPIC_URL: Final = "https://api.anthropic.com"
 _SDK_ERRORS: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
 
 _STREAM_END: Final = object()
@@ -64,13 +72,25 @@ class AnthropicMessagesClient:
         if client is not None and (base_url is not None or api_key is not None):
             raise ConfigError("client is given beside base_url or api_key; the client has its own")
         self._name = name
-        self._sdk = _create_sdk_client(base_url, api_key) if client is None else client.with_options(max_retries=0)
+        address = None if client else base_url or os.environ.get("ANTHROPIC_BASE_URL")
+        server = None if not address else parse_server_address(address)
+        sdk = client.with_options(max_retries=0) if client else _create_sdk_client(server, api_key)
+        self._server = server or parse_server_address(str(sdk.base_url).rstrip("/"))
+        if self._server.authorization or self._server.query:  # what the SDK would pass on as a part of the address
+            sdk = sdk.with_options(
+                base_url=self._server.url if client else _remove_version(self._server.url),
+                default_headers={"Authorization": self._server.authorization} if self._server.authorization else None,
+                default_query=dict(parse_qsl(self._server.query, keep_blank_values=True)),
+            )
+        self._sdk = sdk
+        self._proxy = find_proxy(self._server.url) if client is None else None  # a client that is given has its own
         self._spare_client = self._sdk if client is None else None  # for the first loop; it has no connections yet
         self._loop_clients = PerLoopResource(self._create_loop_client) if client is None else None
         self._given_loop = SingleLoopGuard(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
-        self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
+        proxy_secrets = self._proxy.address.secrets if self._proxy else ()
+        self._secrets = (self._sdk.api_key, self._sdk.auth_token, *self._server.secrets, *proxy_secrets)
 
     async def open_answer_stream(
         self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()
@@ -137,8 +157,7 @@ class AnthropicMessagesClient:
 
     def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
-        address = str(self._sdk.base_url).rstrip("/")
-        line = " ".join(f"{self._name} at {address} {what}".split())
+        line = " ".join(f"{self._name} at {self._server} {what}".split())
         return mask_secrets(line, *self._secrets)
 
     # ------------------------------------------------------------------------------------------ inside
@@ -152,7 +171,7 @@ class AnthropicMessagesClient:
 
     def _create_loop_client(self) -> AsyncAnthropic:
         first, self._spare_client = self._spare_client, None
-        return first or self._sdk.with_options(http_client=_create_http_client())
+        return first or self._sdk.with_options(http_client=_create_http_client(self._server.url))
 
     def _convert_sdk_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
@@ -160,12 +179,17 @@ class AnthropicMessagesClient:
             return self._convert_status_error(error)
         seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error
         words = f"({type(seen).__name__}: {seen})"
-        if isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
-            return TransientError(self.format_error_message(f"was silent for too long {words}"))
+        broken: str | None = None
         if isinstance(seen, httpx2.ConnectError):
-            return TransientError(self.format_error_message(f"cannot be reached; check the address {words}"))
-        if isinstance(error, APIConnectionError | httpx2.HTTPError | httpx2.StreamError | OSError):
-            return TransientError(self.format_error_message(f"broke the connection {words}"))
+            broken = f"cannot be reached; check {self._proxy or 'the address'}"
+        elif isinstance(seen, httpx2.ProxyError) and self._proxy is not None:
+            broken = f"cannot be reached: {self._proxy} refused"
+        elif isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
+            broken = "was silent for too long"
+        elif isinstance(error, APIConnectionError | httpx2.HTTPError | httpx2.StreamError | OSError):
+            broken = "broke the connection"
+        if broken is not None:
+            return TransientError(self.format_error_message(f"{broken} {words}"))
         if sending and isinstance(error, TypeError | ValueError):
             return InvalidRequestError(self.format_error_message(f"cannot be sent this request {words}"))
         what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
@@ -178,12 +202,13 @@ class AnthropicMessagesClient:
         if error.response.is_success:
             return self._build_reported_error(reported or body)
         words = self._quote_without_key(str(error.api_message or error.body or error.response.reason_phrase))
-        advice = {
-            401: "; check the key (ANTHROPIC_API_KEY)",
-            403: "; check the key (ANTHROPIC_API_KEY)",
-            404: "; check the model's name and the address",
-        }.get(error.status_code, "")
         headers = {name.lower(): value for name, value in error.response.headers.items()}
+        advice = get_status_advice(
+            error.status_code,
+            headers,
+            key_variable="ANTHROPIC_API_KEY",
+            has_credentials=self._server.authorization is not None,
+        )
         line = self.format_error_message(f"answered {error.status_code}: {words}{advice}")
         return make_status_error(error.status_code, headers, line, reported=reported)
 
@@ -211,14 +236,15 @@ def _build_header_options(betas: Sequence[str]) -> RequestOptions:
     return {"headers": headers} if headers else {}
 
 
-def _create_sdk_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
+def _create_sdk_client(server: ServerAddress | None, api_key: str | None) -> AsyncAnthropic:
+    """A client; without a `server`, the SDK knows where."""
     client = AsyncAnthropic(
         api_key=api_key,
-        base_url=None if base_url is None else base_url.rstrip("/").removesuffix("/v1"),
+        base_url=None if server is None else _remove_version(server.url),
         max_retries=0,
-        http_client=_create_http_client(),
+        http_client=_create_http_client(_ANTHROPIC_URL if server is None else server.url),
     )
-    has_key = client.api_key or client.auth_token or client.credentials
+    has_key = client.api_key or client.auth_token or client.credentials or (server and server.authorization)
     if not has_key and not {"authorization", "x-api-key"} & {name.lower() for name in client.default_headers}:
         raise ConfigError(
             "anthropic has no key; set ANTHROPIC_API_KEY or give api_key (any, for a server without keys)"
@@ -226,10 +252,18 @@ def _create_sdk_client(base_url: str | None, api_key: str | None) -> AsyncAnthro
     return client
 
 
-def _create_http_client() -> httpx2.AsyncClient:
+def _remove_version(url: str) -> str:
+    """An address without `/v1`, which the SDK adds itself."""
+    return url.removesuffix("/v1")
+
+
+def _create_http_client(url: str) -> httpx2.AsyncClient:
     """On aiohttp where it is installed; without redirects, as a key goes where it was meant to go."""
-    timeout = Timeout(_IDLE_S, connect=_CONNECT_S)
+    timeout, proxy = Timeout(_IDLE_S, connect=_CONNECT_S), find_proxy(url)
     try:
-        return DefaultAioHttpClient(timeout=timeout, follow_redirects=False)
-    except RuntimeError:
+        if proxy is None or not proxy.is_socks:  # which aiohttp does not speak
+            with suppress(RuntimeError):
+                return DefaultAioHttpClient(timeout=timeout, follow_redirects=False)
         return DefaultAsyncHttpxClient(timeout=timeout, follow_redirects=False)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"anthropic cannot use the environment's proxies: {strip_credentials(str(error))}") from None

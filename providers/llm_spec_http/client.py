@@ -9,18 +9,22 @@ from typing import Any, Final, NoReturn, cast
 import aiohttp
 from yarl import URL
 
-from llm_spec import LlmSpecError, TargetError, TransientError
+from llm_spec import ConfigError, LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
     BrokenAnswerError,
     PerLoopResource,
+    Proxy,
     SingleLoopGuard,
     dumps,
+    find_proxy,
     find_reported_error,
     get_error_words,
     get_session_headers,
+    get_status_advice,
     loads,
     make_status_error,
     mask_secrets,
+    parse_server_address,
     read_stream_error_status,
 )
 from llm_spec_http.dialects.base import Body
@@ -40,11 +44,12 @@ class MissingEndpointError(TargetError):
 
 
 class HttpClient:
-    """Posts JSON to a server. `name` and `address` are what errors tell; the key is in none of them.
+    """Posts JSON to a server. `name` and `address` are what errors tell; no key, user or password is in them.
 
-    A `session` that is given stays the caller's, and belongs to one event loop; otherwise each loop that sends requests
-    has one of its own, which is closed with the loop or by `aclose`. `reuses_connections`: whether a
-    connection may be used again.
+    A user and a password in the address are sent in place of the key (Basic). A `session` that is given stays the
+    caller's, with its own proxies, and belongs to one event loop; otherwise each loop that sends requests has one of
+    its own, which is closed with the loop or by `aclose`, and the environment's proxy is used (`find_proxy`).
+    `reuses_connections`: whether a connection may be used again.
     """
 
     def __init__(
@@ -58,14 +63,17 @@ class HttpClient:
         session: aiohttp.ClientSession | None,
     ) -> None:
         self._name = name
-        self._address = address.rstrip("/")
-        self._root = self._address.removesuffix("/v1")  # where servers have the calls that OpenAI does not
-        self._api_key = api_key
+        self._address = parse_server_address(address)
+        self._root = self._address.url.removesuffix("/v1")  # where servers have the calls that OpenAI does not
         self._key_variable = key_variable
         self._urls: dict[str, URL] = {}
         self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        authorization = self._address.authorization or (f"Bearer {api_key}" if api_key else None)
+        if authorization:
+            self._headers["Authorization"] = authorization
+        self._proxy = None if session is not None else find_proxy(self._address.url)  # a session has its own
+        self._proxy_options = self._use_proxy(self._proxy)
+        self._secrets = (api_key, *self._address.secrets, *(self._proxy.address.secrets if self._proxy else ()))
         if not reuses_connections:
             self._headers["Connection"] = "close"
         self._given_session = session
@@ -91,9 +99,12 @@ class HttpClient:
                 headers={**self._headers, **more_headers} if more_headers else self._headers,
                 timeout=timeouts or _STREAM_TIMEOUT,
                 allow_redirects=False,  # a key goes where it was meant to go
+                **self._proxy_options,
             )
-        except (aiohttp.ClientError, ValueError) as error:
-            raise self.build_connection_error(error) from error
+        except aiohttp.ClientError as error:
+            raise self.build_connection_error(error) from self._get_cause_without_secrets(error)
+        except ValueError as error:  # a header that cannot be one
+            raise TargetError(self.format_error_message(f"cannot be sent this request ({error})")) from None
         except RuntimeError as error:
             raise (self._given_loop.explain_loop_error(error) or error) from error
         if response.status != 200:
@@ -107,7 +118,7 @@ class HttpClient:
             try:
                 return self.parse_json((await _read_body_up_to(response, _MAX_ANSWER_BYTES)).decode(errors="replace"))
             except (aiohttp.ClientError, ValueError) as error:
-                raise self.build_connection_error(error) from error
+                raise self.build_connection_error(error) from self._get_cause_without_secrets(error)
 
     async def aclose(self) -> None:
         """Close the sessions that were opened here."""
@@ -166,7 +177,7 @@ class HttpClient:
                 failure.partial_text = "".join(texts)
             raise failure from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise self.build_connection_error(error, "".join(texts)) from error
+            raise self.build_connection_error(error, "".join(texts)) from self._get_cause_without_secrets(error)
 
     def _build_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
         if error.reported is not None:
@@ -176,23 +187,53 @@ class HttpClient:
     def build_connection_error(self, error: Exception, text: str = "") -> TargetError:
         """A failed connection as an error; `text` is what had come before."""
         what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
+        if isinstance(error, aiohttp.ClientHttpProxyError):
+            return self._build_proxy_refusal(error.status, error.message)
         if isinstance(error, aiohttp.ClientConnectorError):
-            what = "cannot be reached; check the address"
+            what = f"cannot be reached; check {self._proxy or 'the address'}"
         return TransientError(self.format_error_message(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
 
     def format_error_message(self, what: str) -> str:
-        """One line that names the model and where it is, without the key if the server repeats it."""
+        """One line that names the model and where it is, without what is secret if the server repeats it."""
         line = " ".join(f"{self._name} at {self._address} {what}".split())
-        return mask_secrets(line, self._api_key)
+        return mask_secrets(line, *self._secrets)
 
     # ------------------------------------------------------------------------------------------ inside
 
+    def _use_proxy(self, proxy: Proxy | None) -> dict[str, Any]:
+        """What each request says of the proxy; a proxy's password goes to it alone."""
+        if proxy is None:
+            return {}
+        if proxy.is_socks:
+            raise ConfigError(
+                f"{self._name} cannot use {proxy}, which speaks SOCKS; name an HTTP proxy, or the host in NO_PROXY"
+            )
+        options: dict[str, Any] = {"proxy": URL(proxy.address.url)}
+        if proxy.address.authorization:
+            header = {"Proxy-Authorization": proxy.address.authorization}
+            if self._address.url.startswith("https://"):
+                options["proxy_headers"] = header  # of the request for a tunnel
+            else:
+                self._headers |= header
+        return options
+
+    def _build_proxy_refusal(self, status: int, words: str) -> TargetError:
+        """The proxy opens no tunnel to the server; the status is not the server's."""
+        advice = get_status_advice(status, {}, key_variable=None) if status == 407 else ""
+        line = self.format_error_message(f"cannot be reached: {self._proxy} answered {status}: {words}{advice}")
+        return TransientError(line) if status >= 500 else TargetError(line)
+
+    def _get_cause_without_secrets(self, error: Exception) -> Exception | None:
+        """What a traceback may show beside the error."""
+        return error if mask_secrets(str(error), *self._secrets) == str(error) else None
+
     def _quote_without_key(self, words: str) -> str:
-        return mask_secrets(words, self._api_key)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
+        return mask_secrets(words, *self._secrets)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
 
     def _get_url(self, path: str) -> URL:
         if path not in self._urls:
-            self._urls[path] = URL(f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}")
+            url = f"{self._root}{path}" if path.startswith("/") else f"{self._address.url}/{path}"
+            self._urls[path] = URL(self._address.add_query(url))
         return self._urls[path]
 
     async def _get_loop_session(self) -> aiohttp.ClientSession:
@@ -208,15 +249,16 @@ class HttpClient:
             words = self._quote_without_key(get_error_words(answer))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
-        advice = {
-            401: f"; check the key ({self._key_variable or 'api_key'})",
-            403: f"; check the key ({self._key_variable or 'api_key'})",
-            404: "; check the model's name and the address",
-        }.get(response.status, "")
+        headers = {k.lower(): v for k, v in response.headers.items()}
+        advice = get_status_advice(
+            response.status,
+            headers,
+            key_variable=self._key_variable or "api_key",
+            has_credentials=self._address.authorization is not None,
+        )
         line = self.format_error_message(f"answered {response.status}: {words}{advice}")
         if response.status in (404, 405, 501):
             raise MissingEndpointError(line, status=response.status)
-        headers = {k.lower(): v for k, v in response.headers.items()}
         reported = _as_object_or_empty(answer).get("error") or answer
         raise make_status_error(response.status, headers, line, reported=reported)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Final
+from urllib.parse import parse_qsl
 
 import httpx2
 from openai import (
@@ -25,7 +26,10 @@ from llm_spec.provider_kit import (
     BrokenAnswerError,
     PerLoopResource,
     SingleLoopGuard,
+    find_proxy,
     get_session_headers,
+    parse_server_address,
+    strip_credentials,
 )
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import (
@@ -44,6 +48,7 @@ _TIMEOUT: Final = httpx2.Timeout(
     write=120.0,
     pool=None,
 )
+_OPENAI_URL: Final = "https://api.openai.com/v1"
 _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
 
 
@@ -85,7 +90,14 @@ class OpenAIChatClient:
 
     def __init__(self, name: str, client: AsyncOpenAI, *, is_given: bool) -> None:
         is_azure = isinstance(client, AsyncAzureOpenAI)
+        server = parse_server_address(str(client.base_url))
         self._client = client.with_options(max_retries=0)
+        if server.authorization or server.query:  # what the SDK would pass on as a part of the address
+            self._client = self._client.with_options(
+                base_url=server.url,
+                default_headers={"Authorization": server.authorization} if server.authorization else None,
+                default_query=dict(parse_qsl(server.query, keep_blank_values=True)),
+            )
         self._spare_client = None if is_given else self._client  # for the first loop; it has no connections yet
         self._loop_clients = None if is_given else PerLoopResource(self._create_loop_client)
         self._given_loop = SingleLoopGuard(
@@ -93,8 +105,9 @@ class OpenAIChatClient:
         )
         self._address = ModelAddress(
             name,
-            str(client.base_url).rstrip("/"),
+            server,
             key_variable="AZURE_OPENAI_API_KEY" if is_azure else "OPENAI_API_KEY",
+            proxy=None if is_given else find_proxy(server.url),
         )
         self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
 
@@ -149,16 +162,17 @@ class OpenAIChatClient:
 
     def _create_loop_client(self) -> AsyncOpenAI:
         first, self._spare_client = self._spare_client, None
-        return first or self._client.with_options(http_client=_create_http_client())
+        return first or self._client.with_options(http_client=_create_http_client(str(self._client.base_url)))
 
 
 def create_openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
     """A client of OpenAI, or of a server that speaks its language; raises ConfigError without a key."""
-    key = api_key or os.environ.get("OPENAI_API_KEY")
+    server = parse_server_address(base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL)
+    key = api_key or os.environ.get("OPENAI_API_KEY") or (server.authorization and "none")
     if not key:
         raise ConfigError("openai needs a key; set OPENAI_API_KEY or give api_key")
     return AsyncOpenAI(
-        api_key=key, base_url=base_url, max_retries=0, timeout=_TIMEOUT, http_client=_create_http_client()
+        api_key=key, base_url=base_url, max_retries=0, timeout=_TIMEOUT, http_client=_create_http_client(server.url)
     )
 
 
@@ -169,24 +183,34 @@ def create_azure_client(endpoint: str | None, api_key: str | None, api_version: 
         raise ConfigError(
             "azure needs an address: azure:deployment@https://NAME.openai.azure.com, or set AZURE_OPENAI_ENDPOINT"
         )
+    server = parse_server_address(address)
+    query = dict(parse_qsl(server.query, keep_blank_values=True))
+    api_version = api_version or query.get("api-version")
     if not (api_version or os.environ.get("OPENAI_API_VERSION")):
         raise ConfigError("azure needs an API version; set OPENAI_API_VERSION or give api_version")
     try:
         return AsyncAzureOpenAI(
-            azure_endpoint=address,
+            azure_endpoint=address.partition("?")[0],
             api_key=api_key,
             api_version=api_version,
             max_retries=0,
             timeout=_TIMEOUT,
-            http_client=_create_http_client(),
+            default_query=query,
+            http_client=_create_http_client(server.url),
         )
     except OpenAIError:
         raise ConfigError("azure needs a key; set AZURE_OPENAI_API_KEY or give api_key") from None
 
 
-def _create_http_client() -> httpx2.AsyncClient:
+def _create_http_client(url: str) -> httpx2.AsyncClient:
     """The SDK's client on aiohttp, which costs half the CPU, or its default where aiohttp is not fit for it."""
+    proxy = find_proxy(url)
     try:
-        return DefaultAioHttpClient(timeout=_TIMEOUT, follow_redirects=False)  # a key goes where it was meant to go
-    except RuntimeError:
+        if proxy is None or not proxy.is_socks:  # which aiohttp does not speak
+            with suppress(RuntimeError):
+                return DefaultAioHttpClient(
+                    timeout=_TIMEOUT, follow_redirects=False
+                )  # a key goes where it was meant to
         return DefaultAsyncHttpxClient(timeout=_TIMEOUT, follow_redirects=False)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"openai cannot use the environment's proxies: {strip_credentials(str(error))}") from None

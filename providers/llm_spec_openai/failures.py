@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,10 @@ from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
     BrokenAnswerError,
+    Proxy,
+    ServerAddress,
     get_error_words,
+    get_status_advice,
     make_status_error,
     mask_secrets,
     read_stream_error_status,
@@ -24,25 +28,31 @@ __all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 # The SDK's own errors, and what its two transports and its reading of JSON let through.
 SDK_ERRORS: Final = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, json.JSONDecodeError, UnicodeDecodeError)
 
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
 
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """What errors tell of a model: its name, where it is, and the environment variable of its key."""
+    """What errors tell of a model: its name, where it is, by which proxy, and the environment variable of its key."""
 
     name: str
-    url: str
+    server: ServerAddress
     key_variable: str
+    proxy: Proxy | None = None
 
     def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is."""
-        return " ".join(f"{self.name} at {self.url} {what}".split())
+        return self.mask_secrets(" ".join(f"{self.name} at {self.server} {what}".split()))
 
-    def get_advice_for_status(self, status: int) -> str:
+    def get_advice_for_status(self, status: int, headers: Mapping[str, str] = _NO_HEADERS) -> str:
         """What to do about a status, where that is known."""
-        key = f"; check the key ({self.key_variable})"
-        return {401: key, 403: key, 404: "; check the model's name and the address"}.get(status, "")
+        has_credentials = self.server.authorization is not None
+        return get_status_advice(status, headers, key_variable=self.key_variable, has_credentials=has_credentials)
+
+    def mask_secrets(self, text: str, *keys: str) -> str:
+        """A text without keys, and without what is secret in the addresses."""
+        return mask_secrets(text, *keys, *self.server.secrets, *(self.proxy.address.secrets if self.proxy else ()))
 
 
 def convert_sdk_error_to_library(
@@ -51,7 +61,7 @@ def convert_sdk_error_to_library(
     """An error for one of `SDK_ERRORS`, its message one line without the `secret`; `text` is what had come before."""
 
     def mask_secret(words: str) -> str:
-        return mask_secrets(words, secret)
+        return address.mask_secrets(words, secret)
 
     def quote_without_secret(words: str) -> str:
         return mask_secret(words)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
@@ -66,7 +76,7 @@ def convert_sdk_error_to_library(
             failure = make_status_error(
                 status,
                 headers,
-                format_line(f"answered {status}: {words}{address.get_advice_for_status(status)}"),
+                format_line(f"answered {status}: {words}{address.get_advice_for_status(status, headers)}"),
                 reported=error.body,
             )
         case json.JSONDecodeError():
@@ -76,7 +86,7 @@ def convert_sdk_error_to_library(
                 format_line(f"sent what is no JSON: {quote_without_secret(error.object.decode(errors='replace'))!r}")
             )
         case APIConnectionError() | httpx2.HTTPError() | aiohttp.ClientError():
-            failure = TransientError(format_line(_describe_broken_connection(error)))
+            failure = TransientError(format_line(_describe_broken_connection(error, address.proxy)))
         case APIError():  # an error object in a stream
             failure = _build_reported_error(error.body, address, secret, error.message)
         case _:
@@ -86,7 +96,7 @@ def convert_sdk_error_to_library(
     return failure
 
 
-def _describe_broken_connection(error: BaseException) -> str:
+def _describe_broken_connection(error: BaseException, proxy: Proxy | None) -> str:
     """How a connection failed. The SDK calls a dropped one a timeout, so the error's causes decide."""
     chain = [error]
     while chain[-1].__cause__ is not None:
@@ -101,7 +111,9 @@ def _describe_broken_connection(error: BaseException) -> str:
     if is_caused_by(httpx2.ConnectError, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) or (
         is_caused_by(httpx2.ConnectTimeout) and not is_aiohttp
     ):
-        what = "cannot be reached; check the address"
+        what = f"cannot be reached; check {proxy or 'the address'}"
+    elif proxy is not None and is_caused_by(httpx2.ProxyError):
+        what = f"cannot be reached: {proxy} refused"
     elif is_caused_by(TimeoutError, httpx2.ReadTimeout, httpx2.WriteTimeout):
         what = "was silent for too long"
     else:
@@ -127,6 +139,6 @@ def convert_broken_answer_to_library(
 def _build_reported_error(reported: object, address: ModelAddress, secret: str, message: str = "") -> LlmSpecError:
     """What a server said in its answer, whose status was good."""
     status = read_stream_error_status(reported)
-    words = mask_secrets(get_error_words(reported) or message, secret)[:_MAX_QUOTED_CHARS]
+    words = address.mask_secrets(get_error_words(reported) or message, secret)[:_MAX_QUOTED_CHARS]
     line = address.format_error_message(f"reported an error: {words}{address.get_advice_for_status(status)}")
     return make_status_error(status, {}, mask_secrets(line, secret), reported=reported)

@@ -16,6 +16,7 @@ from support.openai_wire import KEY, QUESTION, OpenAIWire, provider_of
 from support.wire import chunk, text_chunks
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
+from llm_spec.addresses import ServerAddress
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -205,7 +206,9 @@ def test_what_the_sdk_calls_a_timeout(behind: list[Exception], words: str) -> No
         last.__cause__ = cause
         last = cause
     assert isinstance(error, APITimeoutError)
-    told = convert_sdk_error_to_library(error, ModelAddress("openai:x", "http://host", "OPENAI_API_KEY"), secret="")
+    told = convert_sdk_error_to_library(
+        error, ModelAddress("openai:x", ServerAddress(url="http://host"), "OPENAI_API_KEY"), secret=""
+    )
     assert type(told) is TransientError
     assert words in str(told)
 
