@@ -156,8 +156,11 @@ def find_target_features(text: str) -> tuple[TargetFeature, ...] | None:
     """What a target of this name has that strategies need; None: not known. Asks no server."""
     spec = ProviderSpec.parse(text)
     point = _find_provider_entry_points().get(spec.provider)
-    found = None if point is None else _load_provider_entry(point).features
-    return None if found is None else tuple(found(spec.model))
+    if point is None:
+        return None
+    entry = _load_provider_entry(point)
+    spec.check_address_is_read(names_files=entry.names_files)
+    return None if entry.features is None else tuple(entry.features(spec.model))
 
 
 def list_model_specs_of_draft(text: str) -> list[str]:

@@ -190,7 +190,8 @@ class HttpClient:
         if isinstance(error, aiohttp.ClientHttpProxyError):
             return self._build_proxy_refusal(error.status, error.message)
         if isinstance(error, aiohttp.ClientConnectorError):
-            what = f"cannot be reached; check {self._proxy or 'the address'}"
+            is_proxy = self._proxy is not None and error.host == URL(self._proxy.address.url).raw_host
+            what = f"cannot be reached; check {self._proxy if is_proxy else 'the address'}"
         return TransientError(self.format_error_message(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
 
     def format_error_message(self, what: str) -> str:
