@@ -10,10 +10,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
+import aiohttp
 import llm_spec_anthropic.client
 import llm_spec_openai.client
 import pytest
 from aiohttp import web
+from anthropic import AsyncAnthropic
+from llm_spec_anthropic import AnthropicProvider
+from llm_spec_http import HttpProvider
+from llm_spec_openai import OpenAIProvider
+from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
 from support.doubles import KEY, TEXT, Double, forget_environment
 from support.wire import served
 
@@ -200,6 +206,53 @@ async def test_a_draft_does_not_tell_its_password(kind: str, caplog: pytest.LogC
         await draw()
     await draft.aclose()
     assert PASSWORD not in tell_all(caught.value) + repr(draft) + repr(vars(draft)) + caplog.text
+
+
+GIVEN: Final = ("session", "openai client", "openai client on httpx2", "azure", "anthropic client")
+
+
+@asynccontextmanager
+async def open_given(kind: str, url: str) -> AsyncGenerator[LlmProvider]:
+    """A provider whose client is the caller's own, and Azure's, whose address becomes another one."""
+    if kind == "session":
+        async with aiohttp.ClientSession() as session:
+            yield HttpProvider("m", base_url=url, session=session, api_key=KEY)
+    elif kind == "azure":
+        provider = OpenAIProvider.on_azure("m", endpoint=url, api_key=KEY)
+        yield provider
+        await provider.aclose()
+    elif kind == "anthropic client":
+        async with AsyncAnthropic(base_url=url, api_key=KEY) as anthropic:
+            yield AnthropicProvider("m", client=anthropic)
+    else:
+        kind_of_client = DefaultAsyncHttpxClient if "httpx2" in kind else DefaultAioHttpClient
+        async with AsyncOpenAI(base_url=url, api_key=KEY, http_client=kind_of_client()) as openai:
+            yield OpenAIProvider("m", client=openai)
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+async def test_credentials_and_query_of_a_client_that_is_given(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They are sent as those of a string, and told as little."""
+    caplog.set_level(logging.DEBUG)
+    async with serve_site() as site:
+        url = site.url.replace("//", f"//svc:{PASSWORD}@") + "?api-version=2024-10-21"
+        async with open_given(kind, url) as provider:
+            assert (await provider.complete(QUESTION)).content == TEXT
+            site.echoes = True
+            with pytest.raises(LlmSpecError) as caught:
+                await provider.complete(QUESTION)
+    for request in site.requests:
+        assert request.headers["Authorization"] == "Basic " + base64.b64encode(f"svc:{PASSWORD}".encode()).decode()
+        assert dict(request.query) == {"api-version": "2024-10-21"}
+        assert request.path.endswith(("/chat/completions", "/messages"))
+    assert PASSWORD not in tell_all(caught.value)
+    assert not [record for record in caplog.records if PASSWORD in record.getMessage() and "llm_spec" in record.name]
+
+
+async def test_a_session_that_is_given_has_its_own_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with serve_site() as site, open_given("session", site.url) as provider:
+        assert (await provider.complete(QUESTION)).content == TEXT
 
 
 # ------------------------------------------------------------------------------- queries and redirects
