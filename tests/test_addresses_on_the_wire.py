@@ -67,7 +67,10 @@ class Site(Double):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
         if self.echoes:
-            return web.json_response({"error": {"message": f"not {dict(request.headers)} {request.url}"}}, status=400)
+            return web.json_response(
+                {"error": {"message": f"not {request.headers['Authorization']} {request.url} {dict(request.headers)}"}},
+                status=400,
+            )
         if self.status != 200:
             return web.Response(status=self.status, headers=self.headers)
         return await super().answer(request)
@@ -179,7 +182,7 @@ async def test_no_error_has_a_password(
     caplog.set_level(logging.INFO, logger="httpcore2")  # it logs whatever a server sends
     async with serve_site() as site:
         site.status = int(failure) if failure.isdecimal() else 200
-        site.headers = {"Location": f"http://svc:{PASSWORD}@elsewhere.example/v1?key={PASSWORD}"}
+        site.headers = {"Location": f"http://svc:{PASSWORD}@elsewhere.example/{PASSWORD}?key={PASSWORD}"}
         site.echoes = failure == "echo"
         url = "http://127.0.0.1:9/v1" if failure == "unreachable" else site.url
         error = await fail(open_kind(kind, url, monkeypatch, f"svc:{PASSWORD}"), shape)

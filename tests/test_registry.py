@@ -152,8 +152,7 @@ def test_no_error_of_a_string_has_its_password(text: str) -> None:
     for open_named in (open_provider, open_draft):
         with pytest.raises(ConfigError) as caught:
             open_named(text)
-        told = "".join(traceback.format_exception(caught.value))
-        assert "s3cr3t" not in told.replace(text, "")  # a traceback may show this test's own lines
+        assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_no_repr_has_a_password() -> None:

@@ -204,8 +204,7 @@ class ServedModels:
         addresses = [parse_server_address(address) for address in configured if address]
         urls = [urlsplit(address.url) for address in addresses]
         hosts = {url.netloc for url in urls} | {url.hostname or "" for url in urls if "." in (url.hostname or "")}
-        found = {form for address in addresses for form in (address.url, str(address))} | hosts
-        found |= set(map(get_model_folder, texts))
+        found = {address.url for address in addresses} | hosts | set(map(get_model_folder, texts))
         return tuple(sorted(found - {""}, key=len, reverse=True))
 
     async def aclose(self) -> None:

@@ -17,6 +17,8 @@ from llm_spec.server.problems import get_public_name
     [
         ("vllm:org/name@http://host/v1", "vllm:org/name"),
         ("ollama:llama3:8b", "ollama:llama3:8b"),
+        ("generic:@cf/x@http://u:p@host/v1", "generic:@cf/x"),
+        ("torch:org/name@refs", "torch:org/name@refs"),
         ("onnx:/srv/secret/tiny", "onnx:tiny"),
         ("torch:~/models/tiny?dtype=float32", "torch:tiny"),
         ("torch:org/name?batched=true", "torch:org/name"),
@@ -33,6 +35,7 @@ def test_where_servers_and_files_are_is_hidden() -> None:
     models = {
         "a": ModelConfig(target="onnx:/srv/secret/tiny", draft="lookup+torch:/srv/other?dtype=float32"),
         "b": ModelConfig(target="vllm:x@http://gpu7.example:9000/v1", draft="big:x"),
+        "c": ModelConfig(target="vllm:@cf/x@http://u:p@gpu8:9000/v1?a=1", draft="lookup+vllm:y@http://gpu9:9000/v1"),
     }
     big = NamedProvider(type="generic", base_url="http://ollama:11434/v1")
     secret_texts = ServedModels(ServerConfig(models=models, providers={"big": big})).secret_texts
@@ -44,6 +47,10 @@ def test_where_servers_and_files_are_is_hidden() -> None:
         "gpu7.example",
         "http://ollama:11434/v1",
         "ollama:11434",
+        "http://gpu8:9000/v1",
+        "gpu8:9000",
+        "http://gpu9:9000/v1",
+        "gpu9:9000",
     }
     assert [*secret_texts] == sorted(secret_texts, key=len, reverse=True)  # or a part of one would remain
 
