@@ -75,7 +75,7 @@ async def test_strings_make_a_decoder() -> None:
     async with agent:
         first = await agent.run(PROMPT)
     assert (await agent.run(PROMPT)).output == first.output
-    assert model.model_name == "builtin:target+builtin:draft"
+    assert (model.system, model.model_name) == ("builtin", "target")
     await model.aclose()
 
 
@@ -111,7 +111,7 @@ async def test_figures_and_rejected_drafts_are_in_the_response() -> None:
     assert "speedup" in details
     assert json.dumps(details)
     [attempt] = result.response.failed_attempts or []
-    assert (attempt.outcome, attempt.model_name) == ("rejected", "builtin:draft")
+    assert (attempt.outcome, attempt.provider_name, attempt.model_name) == ("rejected", "builtin", "draft")
     assert attempt.duration.total_seconds() > 0
 
 

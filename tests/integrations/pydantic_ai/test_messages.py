@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from pydantic_ai import (
     Agent,
     BinaryContent,
-    DocumentUrl,
     ImageUrl,
     ModelRetry,
     ModelSettings,
     PromptedOutput,
     ToolReturn,
     UserError,
+    VideoUrl,
 )
 from pydantic_ai.direct import model_request
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
@@ -85,8 +85,8 @@ async def test_images_are_content_parts() -> None:
         {"type": "image_url", "image_url": {"url": "https://example.com/dot.png", "detail": "low"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZG90"}},
     )
-    with pytest.raises(UserError, match="DocumentUrl"):
-        await agent.run(["Read", DocumentUrl("https://example.com/a.pdf")])
+    with pytest.raises(UserError, match="VideoUrl"):
+        await agent.run(["Look", VideoUrl("https://example.com/a.mp4")])
 
 
 async def test_a_tool_result_answers_its_call() -> None:
@@ -115,7 +115,7 @@ async def test_an_image_that_a_tool_returns_follows_as_user_content() -> None:
 
     await agent.run("Show")
     messages = provider.requests[1].messages
-    assert [message.role for message in messages] == ["user", "assistant", "tool", "user"]
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "system", "user"]  # it is announced
     assert any(part["type"] == "image_url" for part in messages[-1].content or () if not isinstance(part, str))
 
 
