@@ -14,7 +14,7 @@ pytest.importorskip("openai")
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, BinaryContent, ImageUrl, NativeOutput, PromptedOutput, Tool, ToolOutput
-from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
+from pydantic_ai.exceptions import ContentFilterError, ModelAPIError, ModelHTTPError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -98,7 +98,7 @@ async def observe(
 
 def get(city: str = "/") -> str:
     """Get the weather."""
-    return "sunny"
+    return f"sunny in {city}"
 
 
 def read() -> Any:
@@ -204,11 +204,14 @@ async def test_tags_in_a_stream_may_be_cut_anywhere(output: Any, size: int) -> N
 
 async def test_tags_are_the_profiles() -> None:
     """Others than the usual ones, and what is open at the end of a stream."""
-    async with scripted_chat({"content": "[[well]]hello <think> [[and"}) as chat:
-        async with open_model("ours", chat, profile={"thinking_tags": ("[[", "]]")}) as model:
-            whole = (await Agent(model).run("hi")).response
-            async with Agent(model).run_stream("hi") as run:
-                await run.get_output()
+    profile: Any = {"thinking_tags": ("[[", "]]")}
+    async with (
+        scripted_chat({"content": "[[well]]hello <think> [[and"}) as chat,
+        open_model("ours", chat, profile=profile) as model,
+    ):
+        whole = (await Agent(model).run("hi")).response
+        async with Agent(model).run_stream("hi") as run:
+            await run.get_output()
     assert [(type(p), p.content) for p in whole.parts if isinstance(p, TextPart | ThinkingPart)] == [
         (ThinkingPart, "well"),
         (TextPart, "hello <think> "),
@@ -292,19 +295,21 @@ async def test_a_name_in_every_piece_is_one_name(is_streamed: bool) -> None:
 @whole_and_streamed
 async def test_a_refusal_is_told_in_the_details(is_streamed: bool) -> None:
     """Whole, the text before it is no answer."""
-    async with scripted_chat({"content": "Well. ", "refusal": "I will not"}) as chat:
-        async with open_model("ours", chat) as model:
-            parameters = Agent(model)
-            if is_streamed:
-                async with parameters.run_stream("hi") as run:
-                    await run.get_output()
-                response = run.response
-                assert response.text == "Well. "
-            else:
-                with pytest.raises(Exception, match="'I will not'") as raised:
-                    await parameters.run("hi")
-                [response] = ModelMessagesTypeAdapter.validate_json(raised.value.body)  # type: ignore[attr-defined]
-                assert response.parts == []
+    async with (
+        scripted_chat({"content": "Well. ", "refusal": "I will not"}) as chat,
+        open_model("ours", chat) as model,
+    ):
+        agent = Agent(model)
+        if is_streamed:
+            async with agent.run_stream("hi") as run:
+                await run.get_output()
+            response: Any = run.response
+            assert response.text == "Well. "
+        else:
+            with pytest.raises(ContentFilterError, match="'I will not'") as raised:
+                await agent.run("hi")
+            [response] = ModelMessagesTypeAdapter.validate_json(raised.value.body or "")
+            assert response.parts == []
     assert response.finish_reason == "content_filter"
     assert response.provider_details["refusal"] == "I will not"
     assert "finish_reason" not in response.provider_details
