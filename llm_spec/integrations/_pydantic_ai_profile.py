@@ -10,7 +10,7 @@ from pydantic_ai.profiles.openai import OpenAIJsonSchemaTransformer, openai_mode
 
 from llm_spec.contract.chat import Capabilities
 from llm_spec.integrations._pydantic_ai_files import is_text_media_type
-from llm_spec.integrations._pydantic_ai_names import TargetNames
+from llm_spec.integrations._pydantic_ai_names import Target
 
 __all__ = ["build_profile"]
 
@@ -30,13 +30,13 @@ class _WhereRequestedTransformer(OpenAIJsonSchemaTransformer):
         return self.schema
 
 
-def build_profile(names: TargetNames, capabilities: Capabilities) -> ModelProfile:
+def build_profile(target: Target, capabilities: Capabilities) -> ModelProfile:
     """What the target says of itself, over what pydantic-ai knows of a vendor's model.
 
     Whether other servers' models reason is not known, so they are told what is wished of them. Later texts of the
     system go to all targets as they are: each provider has its rule for them.
     """
-    is_local, is_anthropic = capabilities.token_model is not None, names.provider == "anthropic"
+    is_local, is_anthropic = target.is_local, target.provider == "anthropic"
     profile = ModelProfile(
         supports_tools=capabilities.tools,
         supports_json_schema_output=capabilities.response_format,
@@ -53,12 +53,12 @@ def build_profile(names: TargetNames, capabilities: Capabilities) -> ModelProfil
     if is_local:
         profile["supports_image_input"] = profile["supports_audio_file_input"] = False
         profile["supported_document_media_types"] = _TEXT_DOCUMENTS
-    return merge_profile(_find_vendor_profile(names), profile)
+    return merge_profile(_find_vendor_profile(target), profile)
 
 
-def _find_vendor_profile(names: TargetNames) -> ModelProfile:
-    if names.provider in _OPENAI_PROVIDERS:
-        return openai_model_profile(names.model)
-    if names.provider == "anthropic":
-        return anthropic_model_profile(names.model) or ModelProfile()
+def _find_vendor_profile(target: Target) -> ModelProfile:
+    if target.provider in _OPENAI_PROVIDERS:
+        return openai_model_profile(target.model)
+    if target.provider == "anthropic":
+        return anthropic_model_profile(target.model) or ModelProfile()
     return ModelProfile(supports_thinking=True)

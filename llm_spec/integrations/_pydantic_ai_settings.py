@@ -21,6 +21,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from llm_spec.chat import RequestOptions
 from llm_spec.contract.chat import Capabilities
+from llm_spec.integrations._pydantic_ai_names import Target
 from llm_spec.integrations._shared import convert_logprob_options
 
 __all__ = ["KEPT_ANNOTATIONS", "build_request_options", "warn_about_unused_settings"]
@@ -83,12 +84,12 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 _VENDORS: Final = {"anthropic": "anthropic_"}  # of targets, for whom settings with this prefix are made
 
 
-def warn_about_unused_settings(settings: Mapping[str, Any], system: str, capabilities: Capabilities) -> None:
-    """Name what a model of this provider does not use; what is None or False requests nothing."""
-    used = _READ | _BY_PYDANTIC_AI | _get_vendor_fields(system).keys() | {_ANTHROPIC_EFFORT}
-    if not _can_use_predictions(capabilities):
+def warn_about_unused_settings(settings: Mapping[str, Any], target: Target, capabilities: Capabilities) -> None:
+    """Name what this target does not use; what is None or False requests nothing."""
+    used = _READ | _BY_PYDANTIC_AI | _get_vendor_fields(target).keys() | {_ANTHROPIC_EFFORT}
+    if not target.is_local and not _can_use_predictions(capabilities):
         used -= {_PREDICTION}
-    prefixes = ("openai_", _VENDORS.get(system, "openai_"))
+    prefixes = ("openai_", _VENDORS.get(target.provider, "openai_"))
     shared = ModelSettings.__annotations__
     for name, value in settings.items():
         if name in used or value is None or value is False:
@@ -98,15 +99,14 @@ def warn_about_unused_settings(settings: Mapping[str, Any], system: str, capabil
 
 
 def _can_use_predictions(can: Capabilities) -> bool:
-    """Whether a target takes them, or may verify one as a draft."""
-    verifies = can.token_model or can.token_endpoint or can.continue_prefix or can.discoverable
-    return can.prediction or bool(verifies)
+    """Whether a server takes them, or may verify one as a draft."""
+    return can.prediction or can.continue_prefix or can.token_endpoint is not None or bool(can.discoverable)
 
 
 def build_request_options(
-    settings: ModelSettings, parameters: ModelRequestParameters, profile: ModelProfile, *, system: str, is_local: bool
+    settings: ModelSettings, parameters: ModelRequestParameters, profile: ModelProfile, target: Target
 ) -> RequestOptions:
-    """The options that prepared settings and parameters mean for a target of this provider.
+    """The options that prepared settings and parameters mean for a target.
 
     Raises UserError for an `extra_body` that is no mapping, and for a prediction that is not text.
     """
@@ -118,24 +118,24 @@ def build_request_options(
     options["prediction"] = _convert_prediction(chosen.get(_PREDICTION))
     options["tools"], options["tool_choice"] = _convert_pydantic_ai_tools(settings, parameters, profile)
     options["response_format"] = _build_response_format(parameters, profile)
-    extra = {} if parameters.thinking is None else _translate_thinking(parameters.thinking, profile, system, is_local)
-    extra |= _collect_extra_fields(chosen, system)
+    extra = {} if parameters.thinking is None else _translate_thinking(parameters.thinking, profile, target)
+    extra |= _collect_extra_fields(chosen, target)
     if options["tools"] and "parallel_tool_calls" in settings:
         extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
     options["extra"] = extra | _read_extra_body(settings.get("extra_body"))
     return cast("RequestOptions", convert_logprob_options(options))  # keys as in _OPTIONS and above
 
 
-def _collect_extra_fields(chosen: Mapping[str, Any], system: str) -> dict[str, Any]:
-    names = {**_EXTRA_FIELDS, **_get_vendor_fields(system)}
+def _collect_extra_fields(chosen: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    names = {**_EXTRA_FIELDS, **_get_vendor_fields(target)}
     extra = {ours: chosen[theirs] for theirs, ours in names.items() if chosen.get(theirs) is not None}
-    if system == "anthropic" and (effort := chosen.get(_ANTHROPIC_EFFORT)) is not None:
+    if target.provider == "anthropic" and (effort := chosen.get(_ANTHROPIC_EFFORT)) is not None:
         extra["output_config"] = {"effort": effort}
     return extra
 
 
-def _get_vendor_fields(system: str) -> Mapping[str, str]:
-    return _ANTHROPIC_FIELDS if system == "anthropic" else {}
+def _get_vendor_fields(target: Target) -> Mapping[str, str]:
+    return _ANTHROPIC_FIELDS if target.provider == "anthropic" else {}
 
 
 def _read_extra_body(body: object) -> dict[str, Any]:
@@ -159,12 +159,12 @@ def _convert_prediction(prediction: Mapping[str, Any] | None) -> str | None:
     return "".join(part["text"] for part in parts)
 
 
-def _translate_thinking(thinking: Any, profile: ModelProfile, system: str, is_local: bool) -> dict[str, Any]:
+def _translate_thinking(thinking: Any, profile: ModelProfile, target: Target) -> dict[str, Any]:
     """The wish to think in the words of the target; a vendor's own setting, or `extra_body`, has the last word."""
     known: Mapping[str, Any] = cast("Mapping[str, Any]", profile)
-    if is_local:
+    if target.is_local:
         return {"enable_thinking": True} if thinking is True else {"reasoning_effort": thinking or "none"}
-    if system != "anthropic":
+    if target.provider != "anthropic":
         return _choose_effort(OPENAI_REASONING_EFFORT_MAP[thinking], known)
     if thinking is False:
         return {"thinking": {"type": "disabled"}} if known.get("thinking_enabled_by_default") else {}

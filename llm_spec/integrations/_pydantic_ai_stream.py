@@ -24,7 +24,7 @@ from llm_spec.chat import (
 )
 from llm_spec.errors import LlmSpecError
 from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_ai
-from llm_spec.integrations._pydantic_ai_names import TargetNames, split_name
+from llm_spec.integrations._pydantic_ai_names import Target, split_name
 from llm_spec.integrations._pydantic_ai_reasoning import (
     CONTENT_ID,
     REASONING_ID,
@@ -72,7 +72,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
     text to be reasoning comes as such. `_keeps_annotations`: those of the answer are kept with its last text.
     """
 
-    _names: TargetNames
+    _target: Target
     _stream: TaskReadEventStream
     _splitter: ThoughtSplitter | None = None
     _ignores_leading_space: bool = False
@@ -110,7 +110,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
                     has_begun = True
                     yield part_event
         except LlmSpecError as error:
-            raise convert_error_to_pydantic_ai(self._names.model, error, in_stream=has_begun) from error
+            raise convert_error_to_pydantic_ai(self._target.model, error, in_stream=has_begun) from error
 
     def _convert_event_to_part_events(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
         match event:
@@ -255,15 +255,15 @@ class SpeculativeStreamedResponse(StreamedResponse):
 
     @property
     def model_name(self) -> str:
-        return self._names.model
+        return self._target.model
 
     @property
     def provider_name(self) -> str:
-        return self._names.provider
+        return self._target.provider
 
     @property
     def provider_url(self) -> str | None:
-        return self._names.url
+        return self._target.url
 
     @property
     def timestamp(self) -> datetime:

@@ -38,7 +38,7 @@ from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, InvalidRequestError, LlmSpecError
 from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_ai
 from llm_spec.integrations._pydantic_ai_messages import MessageConverter
-from llm_spec.integrations._pydantic_ai_names import find_target_names
+from llm_spec.integrations._pydantic_ai_names import describe_target
 from llm_spec.integrations._pydantic_ai_profile import build_profile
 from llm_spec.integrations._pydantic_ai_reasoning import ThoughtSplitter, get_thinking_tags, separate_thoughts
 from llm_spec.integrations._pydantic_ai_settings import (
@@ -79,27 +79,27 @@ class SpeculativeModel(Model[Any]):
         settings: ModelSettings | None = None,
     ) -> None:
         self._source = ProviderSource(target, draft, config)
-        self._names = find_target_names(self._source.provider, target)
+        self._target = describe_target(self._source.provider, target)
         super().__init__(settings=settings, profile=profile)
 
     @property
     def model_name(self) -> str:
         """The target's model."""
-        return self._names.model
+        return self._target.model
 
     @property
     def system(self) -> str:
         """The target's provider, as pydantic-ai calls it."""
-        return self._names.provider
+        return self._target.provider
 
     @property
     def base_url(self) -> str | None:
         """The target's address where it was given, without credentials."""
-        return self._names.url
+        return self._target.url
 
     def _provider_model_profile(self) -> ModelProfile:
         """What the target can do, as far as it says so or pydantic-ai knows its model."""
-        return build_profile(self._names, self._source.provider.capabilities)
+        return build_profile(self._target, self._source.provider.capabilities)
 
     def _unsupported_settings(self) -> Any:  # the framework's name for a setting is a literal
         """A provider without a decoder around it never sends a request again, and waits as long as it was told to."""
@@ -145,8 +145,8 @@ class SpeculativeModel(Model[Any]):
         splitter: ThoughtSplitter | None,
     ) -> AsyncGenerator[SpeculativeStreamedResponse]:
         check_allow_model_requests()
-        capabilities = self._source.provider.capabilities
-        warn_about_unused_settings(merge_model_settings(self.settings, settings) or {}, self.system, capabilities)
+        given_settings = merge_model_settings(self.settings, settings) or {}
+        warn_about_unused_settings(given_settings, self._target, self._source.provider.capabilities)
         settings, parameters = self.prepare_request(settings, parameters)
         settings = settings or {}
         request = await self._build_request(messages, settings, parameters)
@@ -159,7 +159,7 @@ class SpeculativeModel(Model[Any]):
                 raise convert_error_to_pydantic_ai(self.model_name, error) from error
             yield SpeculativeStreamedResponse(
                 parameters,
-                self._names,
+                self._target,
                 stream,
                 splitter,
                 _ignores_leading_space=splitter is not None
@@ -177,9 +177,8 @@ class SpeculativeModel(Model[Any]):
             is_accepted=self.accepts_stateless_artifacts,
             format_text_file=self._format_text_file,
         )
-        is_local = self._source.provider.capabilities.token_model is not None
         converted = await converter.convert(messages, parameters)
-        options = build_request_options(settings, parameters, self.profile, system=self.system, is_local=is_local)
+        options = build_request_options(settings, parameters, self.profile, self._target)
         try:
             return ChatRequest.create(converted, **options)
         except InvalidRequestError as error:

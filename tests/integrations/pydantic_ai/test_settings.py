@@ -17,8 +17,9 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIChatModelSettings, 
 from pydantic_ai.providers.openai import OpenAIProvider
 from support.scripted_chat import scripted_chat
 
-from llm_spec import Capabilities, SpeculativeConfig, SpeculativeDecoder
+from llm_spec import Capabilities, ChatRequest, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
+from llm_spec.registry import open_provider
 from llm_spec.testing import ScriptedProvider
 
 DONE = {"content": "done"}
@@ -255,3 +256,50 @@ async def test_a_wish_to_think_is_in_the_targets_words(name: str, thinking: Any,
     settings: Any = {"thinking": thinking, "openai_reasoning_effort": "high", "extra_body": {"seed": 1}}
     await agent.run("hi", model_settings=settings)
     assert provider.requests[1].extra == {**fields, "reasoning_effort": "high", "seed": 1}
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+@pytest.mark.parametrize(
+    ("thinking", "fields"),
+    [
+        (True, {"enable_thinking": True}),
+        (False, {"reasoning_effort": "none"}),
+        ("low", {"reasoning_effort": "low"}),
+    ],
+)
+async def test_a_wish_to_think_is_a_templates_variable_in_this_process(
+    thinking: Any, fields: dict[str, Any], is_decoder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a decoder is around the model."""
+    extras: list[Any] = []
+    create = ChatRequest.create
+
+    def record(*args: Any, **options: Any) -> ChatRequest:
+        extras.append(options["extra"])
+        return create(*args, **options)
+
+    monkeypatch.setattr(ChatRequest, "create", record)
+    target = open_provider("builtin:target")
+    try:
+        model = SpeculativeModel(SpeculativeDecoder(None, target) if is_decoder else target)
+        await Agent(model).run("hi", model_settings={"thinking": thinking, "max_tokens": 4})
+    finally:
+        await target.aclose()
+    assert extras == [fields]
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+async def test_schemas_are_strict_only_where_that_is_requested(strict: bool | None) -> None:
+    """At targets that hold to strict tools by themselves, or know them of some models alone."""
+
+    def get(city: str = "Rome") -> str:
+        return city
+
+    provider = ScriptedProvider("Hi")
+    provider.name = "anthropic:claude-haiku-5-5"
+    await Agent(SpeculativeModel(provider), tools=[Tool(get, strict=strict)]).run("hi")
+    [tool] = provider.requests[0].tools
+    function = tool["function"]
+    assert function.get("strict") == (True if strict else None)
+    assert function["parameters"].get("required") == (["city"] if strict else None)
+    assert strict or function["parameters"]["properties"]["city"]["default"] == "Rome"

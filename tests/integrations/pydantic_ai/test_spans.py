@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic_ai import Agent
+from pydantic_ai.capabilities import Instrumentation
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
 
@@ -35,7 +36,7 @@ async def test_a_span_says_how_an_answer_came_about(mode: str, is_behind_fallbac
         if is_behind_fallback:
             broken = ScriptedProvider("", fail_at={0: TransientError("away")})
             model = FallbackModel(SpeculativeModel(broken), model)
-        agent = Agent(model, instrument=InstrumentationSettings(tracer_provider=provider))
+        agent = Agent(model, capabilities=[Instrumentation(settings=InstrumentationSettings(tracer_provider=provider))])
         with provider.get_tracer("test").start_as_current_span("outer"):
             if mode == "whole":
                 details = (await agent.run("def area(radius):")).response.provider_details
@@ -63,7 +64,7 @@ async def test_a_span_says_why_nothing_was_drafted() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     model = SpeculativeModel(SpeculativeDecoder(None, ScriptedProvider("hi")))
-    settings = InstrumentationSettings(tracer_provider=provider)
-    response = (await Agent(model, instrument=settings).run("hi")).response
+    instrumentation = Instrumentation(settings=InstrumentationSettings(tracer_provider=provider))
+    response = (await Agent(model, capabilities=[instrumentation]).run("hi")).response
     [chat] = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name.startswith("chat")]
     assert chat["llm_spec.plain_reason"] == "no_draft" == (response.provider_details or {})["plain_reason"]
