@@ -27,7 +27,7 @@ class ScriptedChat:
     """Each request gets the next reply; the last comes again and again.
 
     A reply is a message, beside which it may have `finish`, `usage`, `status`, `headers`, and `deltas` for who asks for
-    a stream.
+    a stream. With `error` a stream ends in that.
     """
 
     def __init__(self, replies: tuple[Mapping[str, Any], ...]) -> None:
@@ -43,6 +43,7 @@ class ScriptedChat:
             return web.json_response(message["body"], status=status, headers=message.get("headers"))
         finish = message.pop("finish", None) or ("tool_calls" if message.get("tool_calls") else "stop")
         usage, deltas = message.pop("usage", _USAGE), message.pop("deltas", None)
+        error = message.pop("error", None)
         if not self.bodies[-1].get("stream"):
             message = {"role": "assistant", "content": None, **message}
             choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
@@ -51,6 +52,9 @@ class ScriptedChat:
         await response.prepare(request)
         for delta in deltas or split_message(message):
             await response.write(build_frame([{"index": 0, "delta": delta, "finish_reason": None}]))
+        if error is not None:
+            await response.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+            return response
         await response.write(build_frame([{"index": 0, "delta": {}, "finish_reason": finish}]))
         await response.write(build_frame([], usage=usage))
         await response.write(b"data: [DONE]\n\n")

@@ -13,7 +13,7 @@ pytest.importorskip("pydantic_ai")
 pytest.importorskip("openai")
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, BinaryContent, ImageUrl, NativeOutput, PromptedOutput, Tool, ToolOutput
+from pydantic_ai import Agent, BinaryContent, ImageUrl, ModelRetry, NativeOutput, PromptedOutput, Tool, ToolOutput
 from pydantic_ai.exceptions import ContentFilterError, ModelAPIError, ModelHTTPError
 from pydantic_ai.messages import (
     ModelMessage,
@@ -101,6 +101,10 @@ def get(city: str = "/") -> str:
     return f"sunny in {city}"
 
 
+def retry(city: str) -> str:
+    raise ModelRetry(f"no {city} here")
+
+
 def read() -> Any:
     return FILES["text"]
 
@@ -154,6 +158,22 @@ ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "a refusal of an output": ([{"refusal": "I will not"}], {"output_type": NativeOutput(City)}),
     "a filtered answer": ([{"content": "", "finish": "content_filter"}], {}),
     "usage with caches": ([{"content": "yes", "usage": COUNTED}], {}),
+    "an empty answer": ([{"content": ""}], {}),
+    "reasoning alone": ([{"reasoning_content": "hm", "content": ""}, DONE], {}),
+    "space alone": ([{"content": " "}], {}),
+    "text before a call": ([calling('{"city": "a"}', content="Wait."), DONE], {"tools": [get]}),
+    "an output by a tool": ([calling('{"name": "Rome"}', "final_result")], {"output_type": City}),
+    "an output that is wrong": (
+        [calling('{"size": 1}', "final_result"), calling('{"name": "Rome"}', "final_result")],
+        {"output_type": City},
+    ),
+    "an output as text": ([{"content": '{"name": "Rome"}'}], {"output_type": NativeOutput(City)}),
+    "an output as broken text": (
+        [{"content": '{"name": "Ro'}, {"content": '{"name": "Rome"}'}],
+        {"output_type": PromptedOutput(City)},
+    ),
+    "a tool that wants another try": ([calling('{"city": "x"}', "retry"), DONE], {"tools": [retry]}),
+    "reasoning that is cut off": ([{"reasoning_content": "hm", "finish": "length"}], {}),
     "a limit": ([{"content": "yes", "finish": "length"}], {}),
     "instructions": ([DONE], {"system_prompt": "be kind", "instructions": "be short"}),
     **{f"a file: {name}": ([DONE], {"prompt": ["look", file, "well?"]}) for name, file in FILES.items()},
@@ -368,6 +388,24 @@ async def test_errors_are_of_the_own_models_types(status: int, code: str | None,
     assert "failed" in str(error.value)
 
 
+IN_STREAM = ["context_length_exceeded", "insufficient_quota", "rate_limit_exceeded", "server_error", "model_not_found"]
+
+
+@pytest.mark.parametrize("code", IN_STREAM)
+async def test_an_error_in_a_stream_has_the_same_type(code: str) -> None:
+    """As before a stream: the status is that of the code. What came before is no answer."""
+    kinds: list[str] = []
+    for kind in ("own", "ours"):
+        reply = {"content": "Well, ", "error": {"message": "failed", "type": "e", "code": code}}
+        async with scripted_chat(reply) as chat, open_model(kind, chat) as model:
+            with pytest.raises(ModelAPIError, match="failed") as error:
+                await run_agent(Agent(model), "hi", is_streamed=True, model_settings={"max_retries": 0})
+        kinds.append(type(error.value).__name__)
+        assert error.value.in_stream
+        assert error.value.provider_error_code == code
+    assert kinds[1] == kinds[0]
+
+
 @whole_and_streamed
 async def test_a_lost_connection_has_no_status(is_streamed: bool) -> None:
     """Nobody listens there."""
@@ -396,3 +434,21 @@ async def test_a_history_survives_json() -> None:
     assert chat.bodies[-1] == chat.bodies[-2]
     assert chat.bodies[-1]["messages"][1]["reasoning_content"] == "hm"
     assert chat.bodies[-1]["messages"][3]["content"] == "<think>\nso\n</think>\n\nyes"
+
+
+ANNOTATION = {"type": "url_citation", "url_citation": {"url": "u", "title": "t", "start_index": 0, "end_index": 3}}
+
+
+@whole_and_streamed
+async def test_annotations_are_kept_where_that_is_requested(is_streamed: bool) -> None:
+    """With the text, as the own model keeps them."""
+    for is_kept in (True, False):
+        kept: list[Any] = []
+        for kind in ("own", "ours"):
+            reply = {"content": "yes it is", "annotations": [ANNOTATION]}
+            async with scripted_chat(reply) as chat, open_model(kind, chat) as model:
+                settings: Any = {"openai_include_raw_annotations": is_kept}
+                run = await run_agent(Agent(model), "hi", is_streamed=is_streamed, model_settings=settings)
+            [part] = [part for part in run.response.parts if isinstance(part, TextPart)]
+            kept.append((part.content, (part.provider_details or {}).get("annotations")))
+        assert kept[1] == kept[0] == ("yes it is", [ANNOTATION] if is_kept else None)
