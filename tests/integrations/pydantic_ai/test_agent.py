@@ -189,7 +189,7 @@ async def test_the_built_in_pair_fills_a_schema_where_it_has_a_grammar() -> None
 
 
 async def test_reasoning_is_a_thinking_part() -> None:
-    """What a provider shows of its reasoning comes as thinking, and is not sent back."""
+    """What a provider shows of its reasoning comes as thinking, and goes back as such, not as text."""
     script = [ReasoningDelta("hm"), TextDelta("Yes."), Finish("stop", Usage(input_tokens=1, output_tokens=2))]
     provider = ScriptedProvider(script)
     agent = Agent(SpeculativeModel(provider))
@@ -197,6 +197,7 @@ async def test_reasoning_is_a_thinking_part() -> None:
     assert (first.response.thinking, first.output) == ("hm", "Yes.")
     await agent.run("Sure?", message_history=first.all_messages())
     assert [m.text for m in provider.requests[1].messages] == ["Really?", "Yes.", "Sure?"]
+    assert provider.requests[1].messages[1].reasoning == "hm"
 
 
 async def test_a_provider_that_counts_nothing_is_unmeasured() -> None:
@@ -331,3 +332,4 @@ def test_the_example() -> None:
     ended = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "tokens (exact)" in ended.stdout
+    assert ended.stdout.endswith("The tool said: 7\n")

@@ -165,6 +165,15 @@ async def test_prompted_output_is_held_to_json() -> None:
     assert provider.requests[0].response_format == {"type": "json_object"}
 
 
+async def test_prompted_output_needs_no_json_mode_at_anthropic() -> None:
+    """Its API has a mode for schemas alone."""
+    provider = ScriptedProvider('{"text": "yes"}', capabilities=ABLE)
+    provider.name = "anthropic:claude-haiku-5-5"
+    result = await Agent(SpeculativeModel(provider), output_type=PromptedOutput(Answer)).run("Go")
+    assert result.output == Answer(text="yes")
+    assert provider.requests[0].response_format is None
+
+
 async def test_a_direct_request_needs_no_agent() -> None:
     """`Model.request` by hand: instructions of the request are sent, results without a call kept."""
     provider = ScriptedProvider("Hi")
