@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pydantic_ai._thinking_part import render_replayed_thinking  # how all of pydantic-ai's own models write it
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
     InstructionPart,
@@ -31,7 +32,7 @@ from pydantic_ai.profiles import ModelProfile
 
 from llm_spec.chat import ChatMessage, ToolCall
 from llm_spec.integrations._pydantic_ai_files import FormatTextFile, convert_user_content_to_openai
-from llm_spec.integrations._pydantic_ai_reasoning import collect_reasoning, render_as_text
+from llm_spec.integrations._pydantic_ai_reasoning import can_only_be_text, collect_reasoning
 
 __all__ = ["MessageConverter"]
 
@@ -98,15 +99,19 @@ class MessageConverter:
     def _convert_response(self, response: ModelResponse) -> Iterator[ChatMessage]:
         """The assistant's message; what other providers' own tools did, and files that it made, are not sent back."""
         texts: list[str] = []
+        carried: list[str] = []  # reasoning that some models would imitate in their own turn
         calls: list[ToolCall] = []
         for part in response.parts:
             if isinstance(part, TextPart):
                 texts.append(part.content)
             elif isinstance(part, ThinkingPart):
-                text = render_as_text(response, part, self.is_accepted, self.profile)
-                texts += [] if text is None else [text]
+                if can_only_be_text(response, part, self.is_accepted, self.profile):
+                    text, is_carried = render_replayed_thinking(part.content, self.profile)
+                    (carried if is_carried else texts).append(text)
             elif isinstance(part, ToolCallPart):
                 calls.append(ToolCall(part.tool_call_id, part.tool_name, part.args_as_json_str()))
+        if carried:
+            yield ChatMessage("user", "\n\n".join(carried))
         text = "\n\n".join(texts)
         if not text and not calls:
             return

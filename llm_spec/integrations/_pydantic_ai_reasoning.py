@@ -22,10 +22,10 @@ __all__ = [
     "REASONING_ID",
     "REDACTED_ID",
     "ThoughtSplitter",
+    "can_only_be_text",
     "collect_reasoning",
     "describe_chat_details",
     "get_thinking_tags",
-    "render_as_text",
     "separate_thoughts",
 ]
 
@@ -117,7 +117,7 @@ def collect_reasoning(
 ) -> tuple[str, tuple[ReasoningDetail, ...]]:
     """The reasoning of an answer that its target reads again, and the details that it needs; each as it came.
 
-    What another provider wrote, and what came between tags, is none (`render_as_text`).
+    What another provider wrote, and what came between tags, is none (`can_only_be_text`).
     """
     if _get_way_back(profile) not in ("auto", "field"):
         return "", ()
@@ -127,19 +127,16 @@ def collect_reasoning(
     return _SEPARATOR.join(part.content for part in parts if part.content), tuple(details)
 
 
-def render_as_text(
+def can_only_be_text(
     response: ModelResponse,
     part: ThinkingPart,
     is_accepted: Callable[[ModelResponse, ThinkingPart], bool],
     profile: ModelProfile,
-) -> str | None:
-    """Reasoning that can only go back as text, between tags, as pydantic-ai's own model sends it; None: it does not."""
+) -> bool:
+    """Whether reasoning goes back as text alone (`render_replayed_thinking`), as pydantic-ai's own model sends it."""
     way = _get_way_back(profile)
     is_text = way == "tags" or (way == "auto" and not (_is_native(part) and is_accepted(response, part)))
-    if not is_text or not part.content:
-        return None
-    start, end = get_thinking_tags(profile)
-    return f"{start}\n{part.content}\n{end}"
+    return is_text and bool(part.content)
 
 
 def _get_way_back(profile: ModelProfile) -> Any:

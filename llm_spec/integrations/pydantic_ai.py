@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelResponse, ThinkingPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse, check_allow_model_requests
 from pydantic_ai.profiles import ModelProfile, ModelProfileSpec
 from pydantic_ai.settings import ModelSettings, merge_model_settings
@@ -40,7 +40,12 @@ from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_
 from llm_spec.integrations._pydantic_ai_messages import MessageConverter
 from llm_spec.integrations._pydantic_ai_names import describe_target
 from llm_spec.integrations._pydantic_ai_profile import build_profile
-from llm_spec.integrations._pydantic_ai_reasoning import ThoughtSplitter, get_thinking_tags, separate_thoughts
+from llm_spec.integrations._pydantic_ai_reasoning import (
+    ThoughtSplitter,
+    can_only_be_text,
+    get_thinking_tags,
+    separate_thoughts,
+)
 from llm_spec.integrations._pydantic_ai_settings import (
     KEPT_ANNOTATIONS,
     build_request_options,
@@ -101,6 +106,11 @@ class SpeculativeModel(Model[Any]):
         """What the target can do, as far as it says so or pydantic-ai knows its model."""
         return build_profile(self._target, self._source.provider.capabilities)
 
+    def _carries_thinking_in_user_turn(self, message: ModelResponse, part: ThinkingPart) -> bool:
+        """What the framework has to know of how reasoning is sent back."""
+        is_carried = self.profile.get("mimics_assistant_message_formatting", False)
+        return is_carried and can_only_be_text(message, part, self.accepts_stateless_artifacts, self.profile)
+
     def _unsupported_settings(self) -> Any:  # the framework's name for a setting is a literal
         """A provider without a decoder around it never sends a request again, and waits as long as it was told to."""
         is_decoder = isinstance(self._source.provider, SpeculativeDecoder)
@@ -112,15 +122,17 @@ class SpeculativeModel(Model[Any]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        opened = self._open_response(messages, model_settings, model_request_parameters, splitter=None)
+        opened = self._open_response(messages, model_settings, model_request_parameters, is_streamed=False)
         async with opened as response:
             async for _ in response:
                 pass
             answer = response.get()
         if response.has_refused:  # there may be text before it, which is no answer
             return replace(answer, parts=[])
-        parts = separate_thoughts(answer.parts, get_thinking_tags(self.profile), self.system)
-        return replace(answer, parts=list(parts))
+        tags = self._get_parsed_tags()
+        return (
+            answer if tags is None else replace(answer, parts=list(separate_thoughts(answer.parts, tags, self.system)))
+        )
 
     @asynccontextmanager
     async def request_stream(
@@ -130,10 +142,13 @@ class SpeculativeModel(Model[Any]):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,  # noqa: ARG002 - the framework's signature
     ) -> AsyncGenerator[StreamedResponse]:
-        splitter = ThoughtSplitter(get_thinking_tags(self.profile))
-        opened = self._open_response(messages, model_settings, model_request_parameters, splitter=splitter)
+        opened = self._open_response(messages, model_settings, model_request_parameters, is_streamed=True)
         async with opened as response:
             yield response
+
+    def _get_parsed_tags(self) -> tuple[str, str] | None:
+        """Between which tags text is reasoning; None: nothing is, as the API has blocks for it."""
+        return None if self.system == "anthropic" else get_thinking_tags(self.profile)
 
     @asynccontextmanager
     async def _open_response(
@@ -142,7 +157,7 @@ class SpeculativeModel(Model[Any]):
         settings: ModelSettings | None,
         parameters: ModelRequestParameters,
         *,
-        splitter: ThoughtSplitter | None,
+        is_streamed: bool,
     ) -> AsyncGenerator[SpeculativeStreamedResponse]:
         check_allow_model_requests()
         given_settings = merge_model_settings(self.settings, settings) or {}
@@ -150,7 +165,7 @@ class SpeculativeModel(Model[Any]):
         settings, parameters = self.prepare_request(settings, parameters)
         settings = settings or {}
         request = await self._build_request(messages, settings, parameters)
-        source = _configure_source(self._source, settings)
+        source, tags = _configure_source(self._source, settings), self._get_parsed_tags()
         async with TaskReadEventStream(source.stream(request)) as stream:
             try:
                 # what fails at once fails here, where a fallback model can still take over
@@ -161,9 +176,8 @@ class SpeculativeModel(Model[Any]):
                 parameters,
                 self._target,
                 stream,
-                splitter,
-                _ignores_leading_space=splitter is not None
-                and self.profile.get("ignore_streamed_leading_whitespace", False),
+                ThoughtSplitter(tags) if is_streamed and tags is not None else None,
+                _ignores_leading_space=is_streamed and self.profile.get("ignore_streamed_leading_whitespace", False),
                 _keeps_annotations=bool(cast("Mapping[str, Any]", settings).get(KEPT_ANNOTATIONS)),
                 _span=find_request_span(),
             )

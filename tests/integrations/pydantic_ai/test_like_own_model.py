@@ -295,24 +295,6 @@ async def test_later_texts_of_the_system_keep_role_and_place() -> None:
 
 
 @whole_and_streamed
-async def test_a_name_in_every_piece_is_one_name(is_streamed: bool) -> None:
-    """Its id, too; the own model adds names up where it streams."""
-    pieces = ['{"city"', ': "Ro', 'me"}']
-    deltas = [{"tool_calls": [{**build_call("get", text), "index": 0}]} for text in pieces]
-    cities: list[str] = []
-
-    def get(city: str) -> str:
-        cities.append(city)
-        return "sunny"
-
-    seen = await observe(
-        "ours", {**calling('{"city": "Rome"}'), "deltas": deltas}, DONE, is_streamed=is_streamed, tools=[get]
-    )
-    assert (seen["text"], cities) == ("done", ["Rome"])
-    assert [call["id"] for call in seen["messages"][1][1]["tool_calls"]] == ["c1"]
-
-
-@whole_and_streamed
 async def test_a_refusal_is_told_in_the_details(is_streamed: bool) -> None:
     """Whole, the text before it is no answer."""
     async with (

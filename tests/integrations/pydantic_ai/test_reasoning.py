@@ -50,6 +50,7 @@ ROWS: dict[str, tuple[str, list[StreamEvent]]] = {
     "a block without its text": ("anthropic:m", [SIGNATURE]),
     "two blocks": ("anthropic:m", [ReasoningDelta("a"), SIGNATURE, ReasoningDelta("b"), SECOND]),
     "a block not to be read": ("anthropic:m", [ReasoningDelta("a"), SIGNATURE, REDACTED]),
+    "a block that was not signed": ("anthropic:m", [ReasoningDelta("a"), REDACTED, ReasoningDelta("b"), SIGNATURE]),
     "blocks not to be read": ("anthropic:m", [REDACTED, REDACTED]),
     "a block behind text": (
         "anthropic:m",
@@ -91,14 +92,14 @@ async def collect(
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("row", ROWS)
 async def test_reasoning_goes_back_with_a_call(row: str, is_streamed: bool) -> None:
-    """At once, and from a stored history: the text and each detail whole, in their order."""
+    """At once, and from a stored history: the text and each detail whole, in their order, in the call's own message."""
     name, events = ROWS[row]
     provider, history = await collect(name, events, is_streamed=is_streamed)
     await Agent(SpeculativeModel(provider), tools=[get]).run("and?", message_history=history)
     details = merge_reasoning_details([e for e in events if isinstance(e, ReasoningDelta | ReasoningDetail)])
     thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
     for request in provider.requests[1:]:
-        answer = request.messages[1]
+        answer = next(message for message in request.messages if message.role == "assistant")
         assert answer.reasoning.replace("\n\n", "") == thought
         assert [(detail.api, dict(detail.value)) for detail in answer.reasoning_details] == [
             (detail.api, dict(detail.value)) for detail in details
@@ -233,6 +234,36 @@ async def test_items_go_back_to_a_server(is_streamed: bool) -> None:
     answer = chat.bodies[1]["messages"][1]
     assert answer["reasoning_details"] == [item]
     assert "hm" in (answer.get("reasoning"), answer.get("reasoning_content"))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_tags_are_text_where_reasoning_has_blocks(is_streamed: bool) -> None:
+    """Anthropic's models write tags only where they are asked to show some."""
+    provider = ScriptedProvider("<thinking>a</thinking>b<think>c</think>")
+    provider.name = "anthropic:m"
+    agent = Agent(SpeculativeModel(provider))
+    if is_streamed:
+        async with agent.run_stream("hi") as run:
+            output = await run.get_output()
+    else:
+        output = (await agent.run("hi")).output
+    assert output == "<thinking>a</thinking>b<think>c</think>"
+
+
+async def test_foreign_reasoning_does_not_stand_in_the_turn_of_a_model_that_imitates_it() -> None:
+    """It is carried by a message of the user before, in pydantic-ai's frame."""
+    part = ThinkingPart("deep thought", id="reasoning_content", provider_name="deepseek")
+    history: list[ModelMessage] = [
+        ModelRequest(parts=[UserPromptPart("q")]),
+        ModelResponse(parts=[part, TextPart("so")], provider_name="deepseek"),
+    ]
+    provider = ScriptedProvider("yes")
+    provider.name = "anthropic:claude-opus-5"
+    await Agent(SpeculativeModel(provider)).run("and?", message_history=history)
+    messages = [message for message in provider.requests[0].messages if message.role != "system"]
+    assert [message.role for message in messages] == ["user", "user", "assistant", "user"]
+    assert "deep thought" in messages[1].text
+    assert messages[2].text == "so"
 
 
 async def test_text_that_something_interrupts_is_in_parts() -> None:

@@ -295,11 +295,13 @@ async def test_schemas_are_strict_only_where_that_is_requested(strict: bool | No
     def get(city: str = "Rome") -> str:
         return city
 
+    def find(city: str) -> str:  # its schema is strict as it is
+        return city
+
     provider = ScriptedProvider("Hi")
     provider.name = "anthropic:claude-haiku-5-5"
-    await Agent(SpeculativeModel(provider), tools=[Tool(get, strict=strict)]).run("hi")
-    [tool] = provider.requests[0].tools
-    function = tool["function"]
-    assert function.get("strict") == (True if strict else None)
+    await Agent(SpeculativeModel(provider), tools=[Tool(get, strict=strict), Tool(find, strict=strict)]).run("hi")
+    function, other = (tool["function"] for tool in provider.requests[0].tools)
+    assert function.get("strict") == other.get("strict") == (True if strict else None)
     assert function["parameters"].get("required") == (["city"] if strict else None)
     assert strict or function["parameters"]["properties"]["city"]["default"] == "Rome"

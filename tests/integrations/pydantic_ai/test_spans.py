@@ -38,6 +38,7 @@ async def test_a_span_says_how_an_answer_came_about(mode: str, is_behind_fallbac
             model = FallbackModel(SpeculativeModel(broken), model)
         agent = Agent(model, capabilities=[Instrumentation(settings=InstrumentationSettings(tracer_provider=provider))])
         with provider.get_tracer("test").start_as_current_span("outer"):
+            await Agent(SpeculativeModel(decoder)).run("def area(radius):", model_settings={"max_tokens": 4})
             if mode == "whole":
                 details = (await agent.run("def area(radius):")).response.provider_details
             else:
