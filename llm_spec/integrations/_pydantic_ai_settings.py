@@ -15,7 +15,7 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models._tool_choice import resolve_tool_choice  # what all of pydantic-ai's own models decide by
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.profiles.anthropic import ANTHROPIC_THINKING_BUDGET_MAP
-from pydantic_ai.profiles.openai import OPENAI_REASONING_EFFORT_MAP
+from pydantic_ai.profiles.openai import OPENAI_REASONING_EFFORT_MAP, SAMPLING_PARAMS
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
@@ -110,20 +110,38 @@ def build_request_options(
 
     Raises UserError for an `extra_body` that is no mapping, and for a prediction that is not text.
     """
-    chosen: Mapping[str, Any] = settings
+    extra = {} if parameters.thinking is None else _translate_thinking(parameters.thinking, profile, target)
+    extra |= _collect_extra_fields(settings, target)
+    chosen = _drop_sampling_of_reasoning_models(settings, extra.get("reasoning_effort"), profile)
     options: dict[str, Any] = {
         ours: chosen[theirs] for theirs, ours in _OPTIONS.items() if chosen.get(theirs) is not None
     }
-    options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
+    options["logit_bias"] = {int(token): bias for token, bias in (chosen.get("logit_bias") or {}).items()}
     options["prediction"] = _convert_prediction(chosen.get(_PREDICTION))
     options["tools"], options["tool_choice"] = _convert_pydantic_ai_tools(settings, parameters, profile)
     options["response_format"] = _build_response_format(parameters, profile)
-    extra = {} if parameters.thinking is None else _translate_thinking(parameters.thinking, profile, target)
-    extra |= _collect_extra_fields(chosen, target)
     if options["tools"] and "parallel_tool_calls" in settings:
         extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
     options["extra"] = extra | _read_extra_body(settings.get("extra_body"))
     return cast("RequestOptions", convert_logprob_options(options))  # keys as in _OPTIONS and above
+
+
+def _drop_sampling_of_reasoning_models(
+    chosen: Mapping[str, Any], effort: str | None, profile: ModelProfile
+) -> Mapping[str, Any]:
+    """The settings without those that OpenAI's models refuse while they reason, named in a warning, as by its own."""
+    known: Mapping[str, Any] = cast("Mapping[str, Any]", profile)
+    if not known.get("openai_supports_reasoning"):
+        return chosen
+    accepted = known.get("openai_reasoning_efforts")
+    can_be_off = known.get("openai_supports_reasoning_effort_none") if accepted is None else "none" in accepted
+    reasons = known.get("thinking_enabled_by_default") if effort is None else effort != "none"
+    dropped = [name for name in SAMPLING_PARAMS if name in chosen]
+    if not dropped or (can_be_off and not reasons):
+        return chosen
+    names = ", ".join(dropped)
+    warnings.warn(f"A model that reasons takes no {names}; they are left out.", UserWarning, stacklevel=5)
+    return {name: value for name, value in chosen.items() if name not in dropped}
 
 
 def _collect_extra_fields(chosen: Mapping[str, Any], target: Target) -> dict[str, Any]:

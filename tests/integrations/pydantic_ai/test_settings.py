@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pydantic_ai")
 pytest.importorskip("openai")
 
+import httpx2
 from pydantic_ai import Agent, ModelSettings, Tool, UserError
 from pydantic_ai.exceptions import ModelConnectionError, UnsupportedSettingWarning
 from pydantic_ai.models.anthropic import AnthropicModelSettings
@@ -172,11 +173,12 @@ async def test_attempts_are_the_settings() -> None:
 
 
 @pytest.mark.virtual_clock
-async def test_a_timeout_is_how_long_there_may_be_silence() -> None:
+@pytest.mark.parametrize("silence", [5, 5.0, httpx2.Timeout(100.0, read=5.0)], ids=["int", "float", "httpx"])
+async def test_a_timeout_is_how_long_there_may_be_silence(silence: Any) -> None:
     provider = ScriptedProvider("never", delay_first_s=3600.0)
     model = SpeculativeModel(SpeculativeDecoder(None, provider))
     with pytest.raises(ModelConnectionError, match="5"):
-        await Agent(model).run("hi", model_settings={"timeout": 5, "max_retries": 0})
+        await Agent(model).run("hi", model_settings={"timeout": silence, "max_retries": 0})
     assert provider.num_open == 0
 
 
@@ -305,3 +307,38 @@ async def test_schemas_are_strict_only_where_that_is_requested(strict: bool | No
     assert function.get("strict") == other.get("strict") == (True if strict else None)
     assert function["parameters"].get("required") == (["city"] if strict else None)
     assert strict or function["parameters"]["properties"]["city"]["default"] == "Rome"
+
+
+SAMPLING: Any = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": {"5": 1},
+    "openai_logprobs": True,
+    "openai_top_logprobs": 2,
+}
+EFFORTS = [(name, effort) for name in ("o3", "gpt-5", "gpt-5.2", "gpt-4.1") for effort in (None, "none", "high")]
+FIELDS = (*SAMPLING, "reasoning_effort", "logprobs", "top_logprobs")
+
+
+@pytest.mark.parametrize(("name", "effort"), EFFORTS)
+@pytest.mark.parametrize("thinking", [None, "low", False])
+async def test_sampling_of_models_that_reason(
+    name: str, effort: Any, thinking: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such a model would refuse is left out with a warning, as by the own model, and is sent else."""
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    settings: Any = SAMPLING | ({} if effort is None else {"openai_reasoning_effort": effort})
+    settings |= {} if thinking is None else {"thinking": thinking}
+    sent: list[Any] = []
+    async with scripted_chat(DONE) as chat:
+        provider = OpenAIProvider(base_url=chat.url, api_key="x")
+        for model in (OpenAIChatModel(name, provider=provider), SpeculativeModel(f"openai:{name}@{chat.url}")):
+            async with model:
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    await Agent(model).run("hi", model_settings=settings)
+            fields = {field: chat.bodies[-1].get(field) for field in FIELDS}
+            sent.append((fields, sum("temperature" in str(warning.message) for warning in seen)))
+    assert sent[1] == sent[0]
