@@ -12,7 +12,7 @@ pytest.importorskip("openai")
 
 import httpx2
 from pydantic_ai import Agent, ModelSettings, Tool, UserError
-from pydantic_ai.exceptions import ModelConnectionError, UnsupportedSettingWarning
+from pydantic_ai.exceptions import ModelTimeoutError, UnsupportedSettingWarning
 from pydantic_ai.models.anthropic import AnthropicModelSettings
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIChatModelSettings, OpenAIResponsesModelSettings
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -177,7 +177,7 @@ async def test_attempts_are_the_settings() -> None:
 async def test_a_timeout_is_how_long_there_may_be_silence(silence: Any) -> None:
     provider = ScriptedProvider("never", delay_first_s=3600.0)
     model = SpeculativeModel(SpeculativeDecoder(None, provider))
-    with pytest.raises(ModelConnectionError, match="5"):
+    with pytest.raises(ModelTimeoutError, match="5"):
         await Agent(model).run("hi", model_settings={"timeout": silence, "max_retries": 0})
     assert provider.num_open == 0
 
