@@ -137,6 +137,18 @@ async def test_parts_are_as_pydantic_ais_own_model_makes_them() -> None:
         assert parts[1].id == "redacted_thinking"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_items_are_kept_with_the_text_that_they_are_of(is_streamed: bool) -> None:
+    """In one part, from which pydantic-ai's own model for OpenRouter makes an item, too."""
+    _, history = await collect("openrouter:m", ROWS["an item in pieces"][1], is_streamed=is_streamed)
+    [part] = [part for part in history[1].parts if isinstance(part, ThinkingPart)]
+    assert (part.content, part.signature, part.provider_name) == ("ab", "s", "openrouter")
+    assert {name: (part.provider_details or {})[name] for name in ("type", "index")} == {
+        "type": "reasoning.text",
+        "index": 0,
+    }
+
+
 OWN_PARTS = [
     (
         "openrouter:m",
