@@ -1,4 +1,4 @@
-"""A pydantic-ai agent on the built-in pair: the answer, and what speculation did for it.
+"""A pydantic-ai agent on the built-in pair: the answer, what speculation did for it, and a tool.
 
 Needs: pip install 'llm-spec[pydantic-ai,onnx]'
 """
@@ -9,6 +9,7 @@ try:
     from pydantic_ai import Agent
 
     from llm_spec.integrations.pydantic_ai import SpeculativeModel
+    from llm_spec.testing import RuleBasedProvider
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}; run: pip install 'llm-spec[pydantic-ai,onnx]'") from error
 
@@ -26,6 +27,16 @@ async def main() -> None:
             async for piece in answer.stream_text(delta=True):
                 print(piece, end="")
         print()
+
+    # the built-in pair calls no tools; in the place of your own target is a model of a few rules
+    agent_with_tool = Agent(SpeculativeModel(RuleBasedProvider()))
+
+    @agent_with_tool.tool_plain
+    def add_numbers(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    print((await agent_with_tool.run("Add the numbers 3 and 4.")).output)
 
 
 if __name__ == "__main__":

@@ -167,6 +167,16 @@ class SpeculativeDecoder:
         return self._target.name if self._draft is None else f"{self._target.name}+{self._draft.name}"
 
     @property
+    def target_name(self) -> str:
+        """What the target alone is called, `provider:model`."""
+        return self._target.name
+
+    @property
+    def is_target_local(self) -> bool:
+        """Whether the target is a model in this process."""
+        return self._is_target_local
+
+    @property
     def is_target_circuit_open(self) -> bool:
         """Whether the target failed so often that it is left alone for a while."""
         return self._breaker.is_open

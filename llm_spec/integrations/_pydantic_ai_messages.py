@@ -1,19 +1,18 @@
-"""pydantic-ai's messages, tools and settings to a ChatRequest. Pure.
+"""pydantic-ai's messages to those of a ChatRequest.
 
 What `Model.prepare_messages` translates for every model (realtime speech, changes of instructions or tools) never
-arrives here from an agent; a caller who drives a model by hand has to call it first.
+arrives here from an agent; a caller who drives a model by hand has to call it first. Texts of the system keep their
+role and place: what a target makes of later ones is its provider's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+from pydantic_ai._thinking_part import render_replayed_thinking  # how all of pydantic-ai's own models write it
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
-    BinaryContent,
-    CachePoint,
-    ImageUrl,
     InstructionPart,
     ModelMessage,
     ModelRequest,
@@ -21,129 +20,105 @@ from pydantic_ai.messages import (
     ModelResponse,
     RetryPromptPart,
     SystemPromptPart,
-    TextContent,
     TextPart,
+    ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
     UserContent,
     UserPromptPart,
 )
 from pydantic_ai.models import ModelRequestParameters
-from pydantic_ai.models._tool_choice import resolve_tool_choice  # what all of pydantic-ai's own models decide by
-from pydantic_ai.settings import ModelSettings
-from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.profiles import ModelProfile
 
-from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, ToolCall
-from llm_spec.integrations._shared import convert_logprob_options
+from llm_spec.chat import ChatMessage, ToolCall
+from llm_spec.integrations._pydantic_ai_files import FormatTextFile, convert_user_content_to_openai
+from llm_spec.integrations._pydantic_ai_reasoning import can_only_be_text, collect_reasoning
 
-__all__ = ["convert_messages_to_request"]
-
-_SCHEMA_NAME: Final = "final_result"  # where the output type has none
-_OPTIONS: Final[Mapping[str, str]] = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "max_tokens": "max_tokens",
-    "seed": "seed",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "stop_sequences": "stop",
-    "openai_logprobs": "logprobs",
-    "openai_top_logprobs": "top_logprobs",
-}
+__all__ = ["MessageConverter"]
 
 
-def convert_messages_to_request(
-    messages: Sequence[ModelMessage],
-    settings: ModelSettings,
-    parameters: ModelRequestParameters,
-    *,
-    has_json_mode: bool = False,
-) -> ChatRequest:
-    """The request that prepared settings and parameters mean; raises UserError for parts that chat has no place for.
+@dataclass(frozen=True, kw_only=True)
+class MessageConverter:
+    """What messages become for a target of the provider `system`.
 
-    `has_json_mode`: an answer that is only prompted to be JSON can be held to be some JSON.
+    `is_accepted`: whether that provider takes back what a part of an answer has signed or encrypted.
     """
-    chosen: Mapping[str, Any] = settings
-    options: dict[str, Any] = {
-        ours: chosen[theirs] for theirs, ours in _OPTIONS.items() if chosen.get(theirs) is not None
-    }
-    options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
-    options["tools"], options["tool_choice"] = _convert_pydantic_ai_tools(settings, parameters)
-    options["response_format"] = _build_response_format(parameters, has_json_mode)
-    options["extra"] = _build_extra_fields(settings, parameters, uses_tools=bool(options["tools"]))
-    typed = cast("RequestOptions", convert_logprob_options(options))  # keys as in _OPTIONS and above
-    return ChatRequest.create(list(_insert_instructions(messages, parameters)), **typed)
 
+    system: str
+    profile: ModelProfile
+    is_accepted: Callable[[ModelResponse, ThinkingPart], bool]
+    format_text_file: FormatTextFile
 
-def _build_extra_fields(
-    settings: ModelSettings, parameters: ModelRequestParameters, *, uses_tools: bool
-) -> dict[str, Any]:
-    body = settings.get("extra_body")
-    extra: dict[str, Any] = dict(body) if isinstance(body, Mapping) else {}
-    if uses_tools and "parallel_tool_calls" in settings:
-        extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
-    if parameters.thinking is True:
-        extra["enable_thinking"] = True
-    elif parameters.thinking is not None:
-        extra["reasoning_effort"] = parameters.thinking or "none"
-    return extra
+    async def convert(self, messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> list[ChatMessage]:
+        """All messages; the run's instructions follow the system prompts at the beginning of the conversation.
 
+        Raises UserError for parts that chat has no place for.
+        """
+        mapped = [out for message in messages async for out in self._convert_message(message)]
+        first = next((at for at, message in enumerate(mapped) if message.role != "system"), len(mapped))
+        instructions = _get_instruction_parts(messages, parameters)
+        mapped[first:first] = [ChatMessage("system", instruction.content) for instruction in instructions]
+        return mapped
 
-# ------------------------------------------------------------------------------------------- tools and output
+    async def _convert_message(self, message: ModelMessage) -> AsyncIterator[ChatMessage]:
+        if isinstance(message, ModelResponse):
+            for answer in self._convert_response(message):
+                yield answer
+            return
+        files: list[UserContent] = []
+        for part in message.parts:
+            if isinstance(part, ToolReturnPart):
+                text, found = part.model_response_str_and_user_content()
+                files += found
+                yield ChatMessage("tool", text, tool_call_id=part.tool_call_id)
+            else:
+                yield await self._convert_request_part(part)
+        if files:  # a tool message is text alone
+            yield await self._build_user_message(files)
 
+    async def _convert_request_part(self, part: ModelRequestPart) -> ChatMessage:
+        match part:
+            case SystemPromptPart():
+                return ChatMessage("system", part.content)
+            case UserPromptPart():
+                return await self._build_user_message(part.content)
+            case RetryPromptPart() if part.tool_name is None:
+                return ChatMessage("user", part.model_response())
+            case RetryPromptPart():
+                return ChatMessage("tool", part.model_response(), tool_call_id=part.tool_call_id)
+            case _:
+                kind = type(part).__name__
+                raise UserError(f"{kind} has no place in a chat; pass messages through `Model.prepare_messages` first")
 
-def _convert_pydantic_ai_tools(
-    settings: ModelSettings, parameters: ModelRequestParameters
-) -> tuple[list[dict[str, Any]], Any]:
-    resolved = resolve_tool_choice(settings, parameters)
-    offered_tools = parameters.declared_tool_defs
-    choice: Any = resolved
-    if isinstance(resolved, tuple):
-        choice, names = resolved
-        if choice == "required" and len(names) == 1:
-            choice = {"type": "function", "function": {"name": next(iter(names))}}
-        else:  # chat completions can force one tool or any, not some
-            offered_tools = {name: tool for name, tool in offered_tools.items() if name in names}
-    return [_convert_pydantic_ai_tool(tool) for tool in offered_tools.values()], choice if offered_tools else None
+    async def _build_user_message(self, content: str | Sequence[UserContent]) -> ChatMessage:
+        if isinstance(content, str):
+            return ChatMessage("user", content)
+        parts = await convert_user_content_to_openai(content, self.profile, self.system, self.format_text_file)
+        return ChatMessage("user", parts)
 
-
-def _convert_pydantic_ai_tool(tool: ToolDefinition) -> dict[str, Any]:
-    function: dict[str, Any] = {
-        "name": tool.name,
-        "description": tool.description or "",
-        "parameters": tool.parameters_json_schema,
-    }
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _build_response_format(parameters: ModelRequestParameters, has_json_mode: bool) -> dict[str, Any] | None:
-    output_object = parameters.output_object
-    if parameters.output_mode == "prompted" and has_json_mode:
-        return {"type": "json_object"}
-    if parameters.output_mode != "native" or output_object is None:
-        return None
-    schema: dict[str, Any] = {"name": output_object.name or _SCHEMA_NAME, "schema": output_object.json_schema}
-    if output_object.description:
-        schema["description"] = output_object.description
-    if output_object.strict is not None:
-        schema["strict"] = output_object.strict
-    return {"type": "json_schema", "json_schema": schema}
-
-
-# ---------------------------------------------------------------------------------------------------- messages
-
-
-def _insert_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> Iterator[ChatMessage]:
-    """All messages; the run's instructions follow the system prompts at the beginning of the conversation."""
-    mapped = [out for message in messages for out in _convert_pydantic_ai_message(message)]
-    first = next((at for at, message in enumerate(mapped) if message.role != "system"), len(mapped))
-    yield from mapped[:first]
-    for instruction in _get_instruction_parts(messages, parameters):
-        yield ChatMessage("system", instruction.content)
-    yield from mapped[first:]
+    def _convert_response(self, response: ModelResponse) -> Iterator[ChatMessage]:
+        """The assistant's message; what other providers' own tools did, and files that it made, are not sent back."""
+        texts: list[str] = []
+        carried: list[str] = []  # reasoning that some models would imitate in their own turn
+        calls: list[ToolCall] = []
+        for part in response.parts:
+            if isinstance(part, TextPart):
+                texts.append(part.content)
+            elif isinstance(part, ThinkingPart):
+                if can_only_be_text(response, part, self.is_accepted, self.profile):
+                    text, is_carried = render_replayed_thinking(part.content, self.profile)
+                    (carried if is_carried else texts).append(text)
+            elif isinstance(part, ToolCallPart):
+                calls.append(ToolCall(part.tool_call_id, part.tool_name, part.args_as_json_str()))
+        if carried:
+            yield ChatMessage("user", "\n\n".join(carried))
+        text = "\n\n".join(texts)
+        if not text and not calls:
+            return
+        reasoning, details = collect_reasoning(response, self.is_accepted, self.profile)
+        yield ChatMessage(
+            "assistant", text or None, tool_calls=tuple(calls), reasoning=reasoning, reasoning_details=details
+        )
 
 
 def _get_instruction_parts(
@@ -153,71 +128,3 @@ def _get_instruction_parts(
         return parameters.instruction_parts
     given = (m.instructions for m in reversed(messages) if isinstance(m, ModelRequest) and m.instructions)
     return [InstructionPart(content=text) for text in given][:1]
-
-
-def _convert_pydantic_ai_message(message: ModelMessage) -> Iterator[ChatMessage]:
-    if isinstance(message, ModelResponse):
-        yield from _convert_response_to_assistant_message(message)
-        return
-    files: list[UserContent] = []
-    for part in message.parts:
-        if isinstance(part, ToolReturnPart):
-            text, found = part.model_response_str_and_user_content()
-            files += found
-            yield ChatMessage("tool", text, tool_call_id=part.tool_call_id)
-        else:
-            yield _convert_pydantic_ai_request_part(part)
-    if files:  # a tool message is text alone
-        yield ChatMessage("user", tuple(_convert_user_content_to_openai(files)))
-
-
-def _convert_pydantic_ai_request_part(part: ModelRequestPart) -> ChatMessage:
-    if isinstance(part, SystemPromptPart):
-        return ChatMessage("system", part.content)
-    if isinstance(part, UserPromptPart):
-        return ChatMessage(
-            "user",
-            part.content if isinstance(part.content, str) else tuple(_convert_user_content_to_openai(part.content)),
-        )
-    if isinstance(part, RetryPromptPart):
-        if part.tool_name is None:
-            return ChatMessage("user", part.model_response())
-        return ChatMessage("tool", part.model_response(), tool_call_id=part.tool_call_id)
-    raise UserError(
-        f"{type(part).__name__} has no place in a chat; pass messages through `Model.prepare_messages` first"
-    )
-
-
-def _convert_user_content_to_openai(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
-    for item in items:
-        match item:
-            case str():
-                yield {"type": "text", "text": item}
-            case TextContent():
-                yield {"type": "text", "text": item.content}
-            case ImageUrl():
-                yield _convert_image_to_openai(item.url, item.vendor_metadata)
-            case BinaryContent() if item.is_image:
-                yield _convert_image_to_openai(item.data_uri, item.vendor_metadata)
-            case CachePoint():
-                pass
-            case _:
-                raise UserError(f"{type(item).__name__} cannot be sent as chat content; texts and images can")
-
-
-def _convert_image_to_openai(url: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    detail = {"detail": metadata["detail"]} if metadata and "detail" in metadata else {}
-    return {"type": "image_url", "image_url": {"url": url, **detail}}
-
-
-def _convert_response_to_assistant_message(response: ModelResponse) -> Iterator[ChatMessage]:
-    """The assistant's message; its reasoning is not sent back, nor what other providers' own tools did."""
-    texts = [part.content for part in response.parts if isinstance(part, TextPart)]
-    calls = tuple(
-        ToolCall(part.tool_call_id, part.tool_name, part.args_as_json_str())
-        for part in response.parts
-        if isinstance(part, ToolCallPart)
-    )
-    text = "\n\n".join(texts)
-    if text or calls:
-        yield ChatMessage("assistant", text or None, tool_calls=calls)

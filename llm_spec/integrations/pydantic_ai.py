@@ -5,8 +5,10 @@
 
     agent = Agent(SpeculativeModel("vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1"))
 
+Provider and model of a response are the target's (`openai`, `gpt-4.1`), so that `response.cost()` finds its prices.
 Around a `SpeculativeDecoder`, each `ModelResponse` tells in `provider_details` how it came about (`strategy`,
-`guarantee`, `acceptance_rate`, `speedup`, …) and in `failed_attempts` what was drafted in vain and what failed on
+`guarantee`, `acceptance_rate`, `plain_reason`, `speedup`, …), as does the span of an instrumented request
+(`llm_spec.strategy`, …), and in `failed_attempts` what was drafted in vain and what failed on
 the way: the draft with outcome `rejected` where the target did not confirm all of it, or `error` where it was given up,
 and the target with `error` for each time it had to be asked again. The usage of a response is the target's alone. What
 a rejected draft used is in its attempt, and so in the run's usage and limits, where it cost money: by `Price`s, the
@@ -15,58 +17,46 @@ config's or the built-in list's. Else a run has the same usage with and without 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic_ai import RunContext
-from pydantic_ai.exceptions import (
-    ModelAPIError,
-    ModelConnectionError,
-    ModelRateLimitError,
-    ModelRequestRejectedError,
-    ModelUnavailableError,
-)
-from pydantic_ai.messages import (
-    FinishReason,
-    ModelMessage,
-    ModelRequestAttempt,
-    ModelResponse,
-    ModelResponseStreamEvent,
-)
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import ModelMessage, ModelResponse, ThinkingPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse, check_allow_model_requests
 from pydantic_ai.profiles import ModelProfile, ModelProfileSpec
-from pydantic_ai.settings import ModelSettings
-from pydantic_ai.usage import RequestUsage
+from pydantic_ai.settings import ModelSettings, merge_model_settings
 
-from llm_spec.chat import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.config import SpeculativeConfig
+from llm_spec.chat import ChatRequest
+from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.errors import InvalidRequestError, LlmSpecError, TransientError, UnsupportedError
-from llm_spec.integrations._pydantic_ai_messages import convert_messages_to_request
-from llm_spec.integrations._shared import (
-    ProviderSource,
-    StreamClosedError,
-    TaskReadEventStream,
-    describe_finish_as_json,
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.errors import ConfigError, InvalidRequestError, LlmSpecError
+from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_ai
+from llm_spec.integrations._pydantic_ai_messages import MessageConverter
+from llm_spec.integrations._pydantic_ai_names import describe_target
+from llm_spec.integrations._pydantic_ai_profile import build_profile
+from llm_spec.integrations._pydantic_ai_reasoning import (
+    ThoughtSplitter,
+    can_only_be_text,
+    get_thinking_tags,
+    separate_thoughts,
 )
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.integrations._pydantic_ai_settings import (
+    KEPT_ANNOTATIONS,
+    build_request_options,
+    warn_about_unused_settings,
+)
+from llm_spec.integrations._pydantic_ai_stream import SpeculativeStreamedResponse, find_request_span
+from llm_spec.integrations._shared import ProviderSource, TaskReadEventStream
 
 __all__ = ["SpeculativeModel", "SpeculativeStreamedResponse"]
 
-_SYSTEM: Final = "llm-spec"
-_FINISH_REASONS: Final[dict[str, FinishReason]] = {
-    "stop": "stop",
-    "length": "length",
-    "content_filter": "content_filter",
-    "tool_calls": "tool_call",
-}
-_TOO_MANY_REQUESTS: Final = 429
+_DECODER_SETTINGS: Final = frozenset({"max_retries", "timeout"})
 
 
 class SpeculativeModel(Model[Any]):
@@ -74,12 +64,15 @@ class SpeculativeModel(Model[Any]):
 
     `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here is
     closed by `aclose` and by leaving `async with`, and opened again at the next use. Errors come as pydantic-ai's
-    own, so that its fallbacks work: ModelConnectionError, ModelRateLimitError and ModelUnavailableError for a target
-    that may answer later, ModelRequestRejectedError for a request that it cannot serve, else ModelAPIError.
+    own, so that its fallbacks work: ModelHTTPError where there is a status, of the category that pydantic-ai's own
+    models give it (ModelRateLimitError, ModelAuthenticationError, …), else the category alone (ModelConnectionError,
+    ModelRequestRejectedError for a request that cannot be served, …). `max_retries` and `timeout` (of a silence) are
+    obeyed by a decoder. A setting that a model here does not use is named in an UnsupportedSettingWarning.
     """
 
-    unsupported_settings = frozenset({"extra_headers", "max_retries", "service_tier", "timeout"})
-    _unsupported_file_inputs = frozenset({"audio", "document", "video"})
+    unsupported_settings = frozenset({"citations", "extra_headers"})
+    _unsupported_file_inputs = frozenset({"video"})
+    _relocates_tool_files = True
 
     def __init__(
         self,
@@ -91,32 +84,37 @@ class SpeculativeModel(Model[Any]):
         settings: ModelSettings | None = None,
     ) -> None:
         self._source = ProviderSource(target, draft, config)
-        self._name = self._source.name
+        self._target = describe_target(self._source.provider, target)
         super().__init__(settings=settings, profile=profile)
 
     @property
     def model_name(self) -> str:
-        """The provider's name: of a decoder `target+draft`."""
-        return self._name
+        """The target's model."""
+        return self._target.model
 
     @property
     def system(self) -> str:
-        return _SYSTEM
+        """The target's provider, as pydantic-ai calls it."""
+        return self._target.provider
+
+    @property
+    def base_url(self) -> str | None:
+        """The target's address where it was given, without credentials."""
+        return self._target.url
 
     def _provider_model_profile(self) -> ModelProfile:
-        """What the target can do, as far as it says so."""
-        capabilities = self._source.provider.capabilities
-        profile = ModelProfile(
-            supports_tools=capabilities.tools,
-            supports_json_schema_output=capabilities.response_format,
-            supports_json_object_output=capabilities.response_format,
-            supports_thinking=capabilities.token_model is not None,  # of a server it is not known
-        )
-        if not capabilities.tools:
-            profile["default_structured_output_mode"] = "native" if capabilities.response_format else "prompted"
-        if capabilities.context_length is not None:
-            profile["context_window"] = capabilities.context_length
-        return profile
+        """What the target can do, as far as it says so or pydantic-ai knows its model."""
+        return build_profile(self._target, self._source.provider.capabilities)
+
+    def _carries_thinking_in_user_turn(self, message: ModelResponse, part: ThinkingPart) -> bool:
+        """What the framework has to know of how reasoning is sent back."""
+        is_carried = self.profile.get("mimics_assistant_message_formatting", False)
+        return is_carried and can_only_be_text(message, part, self.accepts_stateless_artifacts, self.profile)
+
+    def _unsupported_settings(self) -> Any:  # the framework's name for a setting is a literal
+        """A provider without a decoder around it never sends a request again, and waits as long as it was told to."""
+        is_decoder = isinstance(self._source.provider, SpeculativeDecoder)
+        return self.unsupported_settings if is_decoder else self.unsupported_settings | _DECODER_SETTINGS
 
     async def request(
         self,
@@ -124,10 +122,17 @@ class SpeculativeModel(Model[Any]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        async with self._open_response(messages, model_settings, model_request_parameters) as response:
+        opened = self._open_response(messages, model_settings, model_request_parameters, is_streamed=False)
+        async with opened as response:
             async for _ in response:
                 pass
-            return response.get()
+            answer = response.get()
+        if response.has_refused:  # there may be text before it, which is no answer
+            return replace(answer, parts=[])
+        tags = self._get_parsed_tags()
+        return (
+            answer if tags is None else replace(answer, parts=list(separate_thoughts(answer.parts, tags, self.system)))
+        )
 
     @asynccontextmanager
     async def request_stream(
@@ -137,27 +142,64 @@ class SpeculativeModel(Model[Any]):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,  # noqa: ARG002 - the framework's signature
     ) -> AsyncGenerator[StreamedResponse]:
-        async with self._open_response(messages, model_settings, model_request_parameters) as response:
+        opened = self._open_response(messages, model_settings, model_request_parameters, is_streamed=True)
+        async with opened as response:
             yield response
+
+    def _get_parsed_tags(self) -> tuple[str, str] | None:
+        """Between which tags text is reasoning; None: nothing is, as the API has blocks for it."""
+        return None if self.system == "anthropic" else get_thinking_tags(self.profile)
 
     @asynccontextmanager
     async def _open_response(
-        self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+        self,
+        messages: list[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        *,
+        is_streamed: bool,
     ) -> AsyncGenerator[SpeculativeStreamedResponse]:
         check_allow_model_requests()
+        given_settings = merge_model_settings(self.settings, settings) or {}
+        warn_about_unused_settings(given_settings, self._target, self._source.provider.capabilities)
         settings, parameters = self.prepare_request(settings, parameters)
-        try:
-            has_json_mode = self.profile.get("supports_json_object_output", False)
-            request = convert_messages_to_request(messages, settings or {}, parameters, has_json_mode=has_json_mode)
-        except InvalidRequestError as error:
-            raise _convert_error_to_pydantic_ai(self._name, error) from error
-        async with TaskReadEventStream(self._source.stream(request)) as stream:
+        settings = settings or {}
+        request = await self._build_request(messages, settings, parameters)
+        source, tags = _configure_source(self._source, settings), self._get_parsed_tags()
+        async with TaskReadEventStream(source.stream(request)) as stream:
             try:
                 # what fails at once fails here, where a fallback model can still take over
                 await stream.wait_for_first_event()
             except LlmSpecError as error:
-                raise _convert_error_to_pydantic_ai(self._name, error) from error
-            yield SpeculativeStreamedResponse(parameters, self._name, stream)
+                raise convert_error_to_pydantic_ai(self.model_name, error) from error
+            yield SpeculativeStreamedResponse(
+                parameters,
+                self._target,
+                stream,
+                ThoughtSplitter(tags) if is_streamed and tags is not None else None,
+                _ignores_leading_space=is_streamed and self.profile.get("ignore_streamed_leading_whitespace", False),
+                _keeps_annotations=bool(cast("Mapping[str, Any]", settings).get(KEPT_ANNOTATIONS)),
+                _span=find_request_span(),
+            )
+
+    async def _build_request(
+        self, messages: list[ModelMessage], settings: ModelSettings, parameters: ModelRequestParameters
+    ) -> ChatRequest:
+        converter = MessageConverter(
+            system=self.system,
+            profile=self.profile,
+            is_accepted=self.accepts_stateless_artifacts,
+            format_text_file=self._format_text_file,
+        )
+        converted = await converter.convert(messages, parameters)
+        options = build_request_options(settings, parameters, self.profile, self._target)
+        try:
+            return ChatRequest.create(converted, **options)
+        except InvalidRequestError as error:
+            raise convert_error_to_pydantic_ai(self.model_name, error) from error
+
+    def _format_text_file(self, text: str, media_type: str, identifier: str) -> str:
+        return self._format_inlined_text_file(text, media_type=media_type, identifier=identifier)
 
     async def aclose(self) -> None:
         """Close what was made of strings."""
@@ -169,133 +211,23 @@ class SpeculativeModel(Model[Any]):
         await self.aclose()
 
 
-@dataclass
-class SpeculativeStreamedResponse(StreamedResponse):
-    """One answer as it comes. `cancel()` and leaving the stream end the request."""
+def _configure_source(source: ProviderSource, settings: ModelSettings) -> ProviderSource:
+    """The source as a request's settings have it; raises UserError for a value that cannot be.
 
-    _name: str
-    _stream: TaskReadEventStream
-    _started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    _logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
-    _usage_received: bool | None = field(default=False, init=False)  # a provider may leave usage out
-
-    async def close_stream(self) -> None:
-        """Close the upstream; a task that waits for the next event is released."""
-        await self._stream.aclose()
-
-    def get_stream_cancel_errors(self) -> tuple[type[BaseException], ...]:
-        """What a waiting reader gets when `cancel()` closes the upstream."""
-        return (StreamClosedError,)
-
-    async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
-        has_begun = False
-        try:
-            async for event in self._stream:
-                for part_event in self._convert_event_to_part_events(event):
-                    has_begun = True
-                    yield part_event
-        except LlmSpecError as error:
-            raise _convert_error_to_pydantic_ai(self._name, error, in_stream=has_begun) from error
-
-    def _convert_event_to_part_events(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
-        match event:
-            case TextDelta():
-                self._logprobs += convert_logprobs_to_openai(event.logprobs)
-                yield from self._parts_manager.handle_text_delta(vendor_part_id="text", content=event.text)
-            case ReasoningDelta():
-                yield from self._parts_manager.handle_thinking_delta(vendor_part_id="reasoning", content=event.text)
-            case ToolCallDelta():
-                yield from self._parts_manager.handle_tool_call_delta_events(
-                    vendor_part_id=("call", event.index),
-                    tool_name=event.name,
-                    args=event.arguments or None,
-                    tool_call_id=event.id,
-                )
-            case Finish():
-                self._record_finish_in_response(event)
-            case _:
-                pass
-
-    def _record_finish_in_response(self, finish: Finish) -> None:
-        self.finish_reason = _FINISH_REASONS[finish.finish_reason]
-        self.provider_details = describe_finish_as_json(finish)
-        if self._logprobs:
-            self.provider_details["logprobs"] = self._logprobs
-        if finish.usage is not None:
-            self._add_usage(_convert_usage_to_pydantic_ai(finish.usage), reported=True)
-        if isinstance(finish, SpeculativeFinish) and finish.result is not None:
-            attempts = _list_failed_attempts(finish.result, self._started)
-            self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own
-
-    @property
-    def model_name(self) -> str:
-        return self._name
-
-    @property
-    def provider_name(self) -> str:
-        return _SYSTEM
-
-    @property
-    def provider_url(self) -> None:
-        return None
-
-    @property
-    def timestamp(self) -> datetime:
-        return self._started
-
-
-def _convert_usage_to_pydantic_ai(usage: Usage) -> RequestUsage:
-    details = {
-        "reasoning_tokens": usage.reasoning_tokens,
-        "accepted_prediction_tokens": usage.accepted_prediction_tokens,
-        "rejected_prediction_tokens": usage.rejected_prediction_tokens,
-        "extra_input_tokens": usage.extra_input_tokens,
-        "cancelled_output_tokens": usage.cancelled_output_tokens,
-    }
-    return RequestUsage(
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cache_read_tokens=usage.cached_input_tokens,
-        details={name: count for name, count in details.items() if count},
-    )
-
-
-def _list_failed_attempts(result: SpeculativeResult, started: datetime) -> list[ModelRequestAttempt]:
-    """What was tried for an answer and is not in it, in pydantic-ai's words; of times only the draft's is known."""
-    attempts = [_build_failed_attempt(result.target, reason, started) for reason in result.retries]
-    attempts += [_build_failed_attempt(result.draft or "draft", reason, started) for reason in result.fallbacks]
-    if result.draft is not None and result.stats.num_wasted_draft_tokens:
-        rejected = ModelRequestAttempt(
-            model_name=result.draft,
-            provider_name=_SYSTEM,
-            outcome="rejected",
-            timestamp=started,
-            duration=timedelta(seconds=result.stats.draft_s),
-            usage=_convert_usage_to_pydantic_ai(result.draft_usage)
-            if result.draft_usage is not None and result.cost.draft
-            else None,
-        )
-        attempts.append(rejected)
-    return attempts
-
-
-def _build_failed_attempt(name: str, reason: str, started: datetime) -> ModelRequestAttempt:
-    return ModelRequestAttempt(
-        model_name=name,
-        provider_name=_SYSTEM,
-        outcome="error",
-        error=reason,
-        timestamp=started,
-        duration=timedelta(),
-    )
-
-
-def _convert_error_to_pydantic_ai(name: str, error: LlmSpecError, *, in_stream: bool = False) -> ModelAPIError:
-    if isinstance(error, InvalidRequestError | UnsupportedError):
-        return ModelRequestRejectedError(name, str(error), in_stream=in_stream)
-    if not isinstance(error, TransientError):
-        return ModelAPIError(name, str(error), in_stream=in_stream)
-    kind: type[ModelAPIError] = ModelUnavailableError
-    if error.status in (None, _TOO_MANY_REQUESTS):
-        kind = ModelConnectionError if error.status is None else ModelRateLimitError
-    return kind(name, str(error), retry_after=error.retry_after_s, in_stream=in_stream)
+    `max_retries` are attempts after the first. `timeout` is how long there may be silence, as in pydantic-ai's own
+    models: a number, or httpx's for reading.
+    """
+    decoder = source.provider
+    if not isinstance(decoder, SpeculativeDecoder):
+        return source
+    config = decoder.config
+    try:
+        if (max_retries := settings.get("max_retries")) is not None:
+            config = replace(config, retry=replace(config.retry, max_attempts=max_retries + 1))
+        timeout: Any = settings.get("timeout")
+        timeout_s = timeout if isinstance(timeout, int | float) else getattr(timeout, "read", None)
+        if timeout_s is not None:
+            config = replace(config, timeouts=Timeouts(first_chunk_s=timeout_s, between_chunks_s=timeout_s))
+    except ConfigError as error:
+        raise UserError(f"max_retries or timeout cannot be used: {error}") from error
+    return source if config is decoder.config else ProviderSource(decoder.with_config(config))

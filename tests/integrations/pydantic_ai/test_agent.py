@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("pydantic_ai")
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.exceptions import (
+    ContentFilterError,
     ModelAPIError,
     ModelConnectionError,
     ModelRateLimitError,
@@ -27,7 +29,9 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import UsageLimits
 
 from llm_spec import (
+    AnswerDetail,
     Capabilities,
+    ChatRequest,
     Finish,
     Fixed,
     InvalidRequestError,
@@ -36,8 +40,10 @@ from llm_spec import (
     ReasoningDelta,
     SpeculativeConfig,
     SpeculativeDecoder,
+    StreamEvent,
     TargetError,
     TextDelta,
+    ToolCallDelta,
     TransientError,
     Usage,
 )
@@ -75,7 +81,7 @@ async def test_strings_make_a_decoder() -> None:
     async with agent:
         first = await agent.run(PROMPT)
     assert (await agent.run(PROMPT)).output == first.output
-    assert model.model_name == "builtin:target+builtin:draft"
+    assert (model.system, model.model_name) == ("builtin", "target")
     await model.aclose()
 
 
@@ -111,7 +117,7 @@ async def test_figures_and_rejected_drafts_are_in_the_response() -> None:
     assert "speedup" in details
     assert json.dumps(details)
     [attempt] = result.response.failed_attempts or []
-    assert (attempt.outcome, attempt.model_name) == ("rejected", "builtin:draft")
+    assert (attempt.outcome, attempt.provider_name, attempt.model_name) == ("rejected", "builtin", "draft")
     assert attempt.duration.total_seconds() > 0
 
 
@@ -172,6 +178,49 @@ async def test_a_tool_round_trip_may_be_streamed() -> None:
         assert await stream.get_output() == "The tool said: 7"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("later_id", ["c1", "other", "", None])
+async def test_a_name_in_every_piece_is_one_name(later_id: str | None, is_streamed: bool) -> None:
+    """Its id, too: the first are the call's."""
+    pieces = [
+        ToolCallDelta(0, "c1" if not at else later_id, "get", text) for at, text in enumerate(['{"a"', ": 1", "}"])
+    ]
+
+    def script(request: ChatRequest) -> list[StreamEvent]:
+        is_first = not any(message.role == "tool" for message in request.messages)
+        return [*pieces, Finish("tool_calls")] if is_first else [TextDelta("done"), Finish("stop")]
+
+    provider = ScriptedProvider(script)
+    agent = Agent(SpeculativeModel(provider))
+    arguments: list[int] = []
+
+    @agent.tool_plain
+    def get(a: int) -> None:
+        arguments.append(a)
+
+    if is_streamed:
+        async with agent.run_stream("Go") as run:
+            assert await run.get_output() == "done"
+    else:
+        assert (await agent.run("Go")).output == "done"
+    assert arguments == [1]
+    assert [(call.id, call.name) for call in provider.requests[1].messages[1].tool_calls] == [("c1", "get")]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_refusal_is_one_whatever_ended_the_answer(reason: Any, is_streamed: bool) -> None:
+    """Not an answer, and not a reason to ask again."""
+    provider = ScriptedProvider(
+        [AnswerDetail("chat", {"refusal": "I will "}), AnswerDetail("chat", {"refusal": "not"}), Finish(reason)]
+    )
+    agent = Agent(SpeculativeModel(provider))
+    run: Any = agent.run_stream("Go").__aenter__() if is_streamed else agent.run("Go")
+    with pytest.raises(ContentFilterError, match="'I will not'"):
+        await run
+    assert len(provider.requests) == 1
+
+
 @pytest.mark.parametrize("output_type", [Pet, ToolOutput(Pet), NativeOutput(Pet)], ids=["default", "tool", "native"])
 async def test_structured_output(output_type: type[Pet]) -> None:
     """An output type is filled by an output tool, or by a JSON schema."""
@@ -189,7 +238,7 @@ async def test_the_built_in_pair_fills_a_schema_where_it_has_a_grammar() -> None
 
 
 async def test_reasoning_is_a_thinking_part() -> None:
-    """What a provider shows of its reasoning comes as thinking, and is not sent back."""
+    """What a provider shows of its reasoning comes as thinking, and goes back as such, not as text."""
     script = [ReasoningDelta("hm"), TextDelta("Yes."), Finish("stop", Usage(input_tokens=1, output_tokens=2))]
     provider = ScriptedProvider(script)
     agent = Agent(SpeculativeModel(provider))
@@ -197,6 +246,7 @@ async def test_reasoning_is_a_thinking_part() -> None:
     assert (first.response.thinking, first.output) == ("hm", "Yes.")
     await agent.run("Sure?", message_history=first.all_messages())
     assert [m.text for m in provider.requests[1].messages] == ["Really?", "Yes.", "Sure?"]
+    assert provider.requests[1].messages[1].reasoning == "hm"
 
 
 async def test_a_provider_that_counts_nothing_is_unmeasured() -> None:
@@ -331,3 +381,4 @@ def test_the_example() -> None:
     ended = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "tokens (exact)" in ended.stdout
+    assert ended.stdout.endswith("The tool said: 7\n")

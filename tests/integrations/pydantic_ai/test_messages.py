@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from pydantic_ai import (
     Agent,
     BinaryContent,
-    DocumentUrl,
     ImageUrl,
     ModelRetry,
     ModelSettings,
     PromptedOutput,
     ToolReturn,
     UserError,
+    VideoUrl,
 )
 from pydantic_ai.direct import model_request
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
@@ -85,8 +85,8 @@ async def test_images_are_content_parts() -> None:
         {"type": "image_url", "image_url": {"url": "https://example.com/dot.png", "detail": "low"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZG90"}},
     )
-    with pytest.raises(UserError, match="DocumentUrl"):
-        await agent.run(["Read", DocumentUrl("https://example.com/a.pdf")])
+    with pytest.raises(UserError, match="VideoUrl"):
+        await agent.run(["Look", VideoUrl("https://example.com/a.mp4")])
 
 
 async def test_a_tool_result_answers_its_call() -> None:
@@ -115,7 +115,7 @@ async def test_an_image_that_a_tool_returns_follows_as_user_content() -> None:
 
     await agent.run("Show")
     messages = provider.requests[1].messages
-    assert [message.role for message in messages] == ["user", "assistant", "tool", "user"]
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "system", "user"]  # it is announced
     assert any(part["type"] == "image_url" for part in messages[-1].content or () if not isinstance(part, str))
 
 
@@ -163,6 +163,15 @@ async def test_prompted_output_is_held_to_json() -> None:
     result = await Agent(SpeculativeModel(provider), output_type=PromptedOutput(Answer)).run("Go")
     assert result.output == Answer(text="yes")
     assert provider.requests[0].response_format == {"type": "json_object"}
+
+
+async def test_prompted_output_needs_no_json_mode_at_anthropic() -> None:
+    """Its API has a mode for schemas alone."""
+    provider = ScriptedProvider('{"text": "yes"}', capabilities=ABLE)
+    provider.name = "anthropic:claude-haiku-5-5"
+    result = await Agent(SpeculativeModel(provider), output_type=PromptedOutput(Answer)).run("Go")
+    assert result.output == Answer(text="yes")
+    assert provider.requests[0].response_format is None
 
 
 async def test_a_direct_request_needs_no_agent() -> None:

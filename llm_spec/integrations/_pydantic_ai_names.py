@@ -1,0 +1,42 @@
+"""How pydantic-ai calls a target: its provider, its model and its address, so that price tables find them. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.registry import ProviderSpec
+
+__all__ = ["Target", "describe_target", "split_name"]
+
+_OWN_PROVIDER: Final = "llm-spec"  # of what has no provider of its own, such as several drafts together
+_NAME: Final = re.compile(r"([A-Za-z0-9_-]+):(.+)", re.DOTALL)
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+_PROVIDERS: Final = {"kimi": "moonshotai", "qwen": "alibaba"}  # where pydantic-ai has another word
+
+
+class Target(NamedTuple):
+    """A target. `url` has no credentials; None: it is the provider's own, or not known. `is_local`: in this process."""
+
+    provider: str
+    model: str
+    url: str | None
+    is_local: bool
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The provider and the model of a name such as `openai:gpt-4.1`."""
+    if (match := _NAME.fullmatch(name)) is None:
+        return _OWN_PROVIDER, name
+    return _PROVIDERS.get(match[1], match[1]), match[2]
+
+
+def describe_target(provider: LlmProvider, given: LlmProvider | str) -> Target:
+    """The target of what answers: of a decoder its own. `given` is what a user gave to be opened."""
+    address = ProviderSpec.parse(given).base_url if isinstance(given, str) else None
+    url = None if address is None else _CREDENTIALS.sub("//", address).partition("?")[0]
+    if isinstance(provider, SpeculativeDecoder):
+        return Target(*split_name(provider.target_name), url, provider.is_target_local)
+    return Target(*split_name(provider.name), url, provider.capabilities.token_model is not None)
