@@ -29,6 +29,7 @@ from anthropic import (
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
     BrokenAnswerError,
+    OpenCalls,
     PerLoopResource,
     SingleLoopGuard,
     get_error_words,
@@ -67,6 +68,7 @@ class AnthropicMessagesClient:
         self._sdk = _create_sdk_client(base_url, api_key) if client is None else client.with_options(max_retries=0)
         self._spare_client = self._sdk if client is None else None  # for the first loop; it has no connections yet
         self._loop_clients = PerLoopResource(self._create_loop_client) if client is None else None
+        self._calls = OpenCalls(name)
         self._given_loop = SingleLoopGuard(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
@@ -75,10 +77,18 @@ class AnthropicMessagesClient:
     async def open_answer_stream(
         self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()
     ) -> SdkStream:
-        """Send a request; its stream, once the status is good. It is closed by the stack."""
+        """Send a request; its stream, once the status is good. It is closed by the stack.
+
+        Raises ClosedError once this is closed.
+        """
+        with self._calls.open_call():
+            stream = await stack.enter_async_context(await self._send(body, betas))
+        return self._calls.add_response(stream)
+
+    async def _send(self, body: Mapping[str, Any], betas: Sequence[str]) -> SdkStream:
         client = await self._get_loop_client()
         try:
-            sending = client.post(
+            return await client.post(
                 "/v1/messages",
                 body=body,
                 options=_build_header_options(betas),
@@ -86,13 +96,16 @@ class AnthropicMessagesClient:
                 stream=True,
                 stream_cls=SdkStream,
             )
-            return await stack.enter_async_context(await sending)
         except (TypeError, RuntimeError, *_SDK_ERRORS) as error:
             failed = self._given_loop.explain_loop_error(error) or self._convert_sdk_error(error, sending=True)
         raise failed
 
     async def count_request_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
         """How many tokens a request has, as the server counts them."""
+        with self._calls.open_call():
+            return await self._send_count_request(body, betas)
+
+    async def _send_count_request(self, body: Mapping[str, Any], betas: Sequence[str]) -> int:
         client = await self._get_loop_client()
         try:
             path = "/v1/messages/count_tokens"
@@ -123,12 +136,15 @@ class AnthropicMessagesClient:
 
     def convert_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
         """What is wrong with an answer, as an error of this library."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error()
         if error.reported is not None:
             return self._build_reported_error(error.reported)
         return (TransientError if error.is_transient else TargetError)(self.format_error_message(str(error)))
 
     async def aclose(self) -> None:
-        """Close the clients that were made here."""
+        """End what is under way, and close the clients that were made here."""
+        await self._calls.aclose()
         spare_client, self._spare_client = self._spare_client, None
         if spare_client is not None:
             await spare_client.close()
@@ -156,16 +172,18 @@ class AnthropicMessagesClient:
 
     def _convert_sdk_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error()
         if isinstance(error, APIStatusError):
             return self._convert_status_error(error)
         seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error
         words = f"({type(seen).__name__}: {seen})"
         if isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
             return TransientError(self.format_error_message(f"was silent for too long {words}"))
-        if isinstance(seen, httpx2.ConnectError):
-            return TransientError(self.format_error_message(f"cannot be reached; check the address {words}"))
         if isinstance(error, APIConnectionError | httpx2.HTTPError | httpx2.StreamError | OSError):
-            return TransientError(self.format_error_message(f"broke the connection {words}"))
+            is_unreachable = isinstance(seen, httpx2.ConnectError)
+            what = "cannot be reached; check the address" if is_unreachable else "broke the connection"
+            return TransientError(self.format_error_message(f"{what} {words}"))
         if sending and isinstance(error, TypeError | ValueError):
             return InvalidRequestError(self.format_error_message(f"cannot be sent this request {words}"))
         what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
