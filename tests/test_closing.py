@@ -33,6 +33,7 @@ from llm_spec import (
     TransientError,
     open_provider,
 )
+from llm_spec.resilience import CircuitBreaker
 from llm_spec.testing import ScriptedProvider
 
 pytestmark = pytest.mark.virtual_clock
@@ -445,3 +446,14 @@ async def test_the_end_of_async_with_ends_what_another_task_reads(server: Server
             await wait_until(lambda: server.num_open > 0)
         await asyncio.wait([asking], timeout=LONG_S)
         assert type(asking.exception()) is ClosedError
+
+
+async def test_a_breaker_learns_nothing_from_being_closed() -> None:
+    """An open circuit stays open, a closed one closed."""
+    breaker = CircuitBreaker("m")
+    breaker.record_outcome(ClosedError("closed"))
+    assert not breaker.is_open
+    for _ in range(100):
+        breaker.record_outcome(TransientError("down"))
+    breaker.record_outcome(ClosedError("closed"))
+    assert breaker.is_open
