@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from llm_spec.errors import (
         BudgetError,
         CircuitOpenError,
+        ClosedError,
         ConfigError,
         DraftError,
         InvalidRequestError,
@@ -127,6 +128,7 @@ __all__ = [
     "ChatResponse",
     "ChunkStreaming",
     "CircuitOpenError",
+    "ClosedError",
     "ConcurrencyLimit",
     "ConfigError",
     "Cost",
@@ -257,8 +259,9 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.drafting.reference": "ReferenceDraft",
     "llm_spec.drafting.suffix": "SuffixDraft",
     "llm_spec.errors": (
-        "BudgetError CircuitOpenError ConfigError DraftError InvalidRequestError LlmSpecError MissingExtraError "
-        "ModelLoadError ModelOutputError TargetError TransientError UnknownProviderError UnsupportedError"
+        "BudgetError CircuitOpenError ClosedError ConfigError DraftError InvalidRequestError LlmSpecError "
+        "MissingExtraError ModelLoadError ModelOutputError TargetError TransientError UnknownProviderError "
+        "UnsupportedError"
     ),
     "llm_spec.generation": "Generation GenerationLimits TokenRound",
     "llm_spec.local": "generate_events stream_token_model",

@@ -16,6 +16,7 @@ from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TransientError
 from llm_spec.metering import is_call_unread
+from llm_spec.open_calls import OpenCall
 from llm_spec.openai_usage import parse_usage
 from llm_spec.resilience import CircuitBreaker
 
@@ -62,16 +63,22 @@ class CountedChunkStream:
             input_tokens=estimate_request_tokens(self._request), output_tokens=self._num_pieces
         )
 
-    async def iterate_chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
-        """The chunks; raises TransientError at the deadline, and what the target raises. There are no retries."""
-        async with aclosing(self._deadline.end_stream_at_deadline(self._iterate_chunks_within_limits())) as chunks:
-            async for chunk in chunks:
-                is_over = self._count_chunk(chunk)
-                yield chunk
-                if is_over:
-                    self._is_complete = True
-                    yield self._make_cutoff_chunk(chunk)
-                    break
+    async def iterate_chunks(self, call: OpenCall) -> AsyncGenerator[Mapping[str, Any]]:
+        """The chunks; raises TransientError at the deadline, and what the target raises. There are no retries.
+
+        With `call`, which this generator is attached to, they end.
+        """
+        iterating = self._deadline.end_stream_at_deadline(self._iterate_chunks_within_limits())
+        with call:
+            async with aclosing(iterating) as chunks:
+                async for chunk in chunks:
+                    is_over = self._count_chunk(chunk)
+                    yield chunk
+                    call.reader = call.resume()
+                    if is_over:
+                        self._is_complete = True
+                        yield self._make_cutoff_chunk(chunk)
+                        break
         if self._deadline.is_reached and not self._is_complete:
             raise TransientError(f"{self._name} was not done by the deadline")
 

@@ -46,6 +46,7 @@ from llm_spec.errors import (
     format_error_line,
 )
 from llm_spec.metered import MeteredDraft, MeteredTarget
+from llm_spec.open_calls import OpenCall, OpenCalls
 from llm_spec.planner import StrategyPlanner
 from llm_spec.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.recorder import AnswerRecorder
@@ -103,32 +104,37 @@ class SpeculativeDecoder:
         if self._unguarded_draft is not None:
             self._draft_breaker = CircuitBreaker(self._unguarded_draft.name, self.config.breaker)
         self._apply_config(self.config)
+        self._calls = OpenCalls(f"decoder {self.name}")
 
     def with_config(self, config: SpeculativeConfig) -> SpeculativeDecoder:
         """The same pair under another configuration.
 
-        It shares the providers, what is known of how they fail, and what was learnt of their speed; closing it closes
-        nothing.
+        It shares the providers, what is known of how they fail, and what was learnt of their speed; closing it ends
+        its own answers alone.
         """
-        other = copy.copy(self)
-        other._owned = []  # noqa: SLF001 - it is one of us
-        other._apply_config(config)  # noqa: SLF001 - as above
+        other = self._copy_owning_nothing()
+        other._apply_config(config)  # noqa: SLF001 - it is one of us
         return other
 
     def copy_for_new_client(self) -> SpeculativeDecoder:
         """The same pair for a group of callers who may see each other's answers: its draft remembers only theirs.
 
-        Failures of their target or draft open its circuit to them alone. As with `with_config`, closing it closes
-        nothing.
+        Failures of their target or draft open its circuit to them alone. As with `with_config`, closing it ends its
+        own answers alone.
         """
-        other = copy.copy(self)
-        other._owned = []  # noqa: SLF001 - it is one of us
-        other._session_key = _make_session_id_secret()  # noqa: SLF001 - as above
+        other = self._copy_owning_nothing()
+        other._session_key = _make_session_id_secret()  # noqa: SLF001 - it is one of us
         draft = self._unguarded_draft
         other._unguarded_draft = None if draft is None else copy_draft_for_new_client(draft)  # noqa: SLF001
         other._breaker = self._breaker.copy_for_new_client()  # noqa: SLF001 - as above
         other._draft_breaker = None if self._draft_breaker is None else self._draft_breaker.copy_for_new_client()  # noqa: SLF001
         other._apply_config(self.config)  # noqa: SLF001 - as above
+        return other
+
+    def _copy_owning_nothing(self) -> SpeculativeDecoder:
+        other = copy.copy(self)
+        other._owned = []  # noqa: SLF001 - it is one of us
+        other._calls = self._calls.make_child(f"decoder {self.name}")  # noqa: SLF001 - as above
         return other
 
     def _apply_config(self, config: SpeculativeConfig) -> None:
@@ -273,8 +279,10 @@ class SpeculativeDecoder:
             capabilities=target.capabilities,
             reservation=reservation,
         )
+        call = self._calls.open_call()
+        counted_chunks = call.attach(counted.iterate_chunks(call))
         try:
-            async with aclosing(self._iterate_with_session_headers(counted.iterate_chunks(), request)) as chunks:
+            async with aclosing(self._iterate_with_session_headers(counted_chunks, request)) as chunks:
                 yield chunks
         finally:
             self._cost_tracker.settle_answer(allowance, counted.usage, None)
@@ -297,6 +305,7 @@ class SpeculativeDecoder:
 
     async def discover(self, feature: Feature) -> None:
         """Try whether the target goes on from a text (`Discoverable`); of its other features none are passed on."""
+        self._calls.check_open()
         if feature == "continue_prefix":
             await self._discovery.wait_until_tried(feature)
 
@@ -305,10 +314,14 @@ class SpeculativeDecoder:
         return await complete_from_stream(self, request)
 
     async def aclose(self) -> None:
-        """Close the providers that were opened here from strings; end what is still being found out of the target."""
+        """End all answers with ClosedError, and close the providers that were opened here from strings.
+
+        Those that were given stay open. A closed decoder answers nothing any more.
+        """
         async with AsyncExitStack() as stack:
             while self._owned:
                 stack.push_async_callback(self._owned.pop().aclose)
+            stack.push_async_callback(self._calls.aclose)  # the last of these is the first that is called
 
     async def __aenter__(self) -> Self:
         return self
@@ -351,56 +364,63 @@ class SpeculativeDecoder:
         self, original_request: ChatRequest, *, rounds: bool, is_whole: bool = False
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events; `is_whole`: the caller goes by the last one alone."""
-        events = self._stream_answer_by_strategy(original_request, rounds=rounds, is_whole=is_whole)
+        call = self._calls.open_call()
+        events = call.attach(self._stream_answer_by_strategy(original_request, call, rounds=rounds, is_whole=is_whole))
         return self._iterate_with_session_headers(events, original_request)
 
     async def _stream_answer_by_strategy(
-        self, original_request: ChatRequest, *, rounds: bool, is_whole: bool
+        self, original_request: ChatRequest, call: OpenCall, *, rounds: bool, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
-        max_affordable_tokens = self._count_affordable_answer_tokens(original_request)
-        request = self._apply_token_caps_and_seed(original_request, max_affordable_tokens)
-        recorder = AnswerRecorder(request, self._cost_tracker)
-        if max_affordable_tokens == 0:
-            yield self._make_no_budget_finish(recorder)
-            return
-        target_call, context = self._open_target_call_and_context(recorder)
-        strategy_choice = await self._choose_strategy(target_call, context)
-        strategy, plain = strategy_choice.strategy, prepare_plain(context)
-        recorder.text_guarantee = (strategy_choice.ready or plain).text_guarantee
-        recorder.is_read_from_scores = strategy.is_read_from_scores
-        log_request_start(strategy, target_call)
-        if rounds:
-            guarantee = recorder.text_guarantee.guarantee
-            draft_name = None if strategy is PLAIN else recorder.draft_name
-            yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
-        try:
-            answer = self._stream_verified_answer(strategy_choice.ready, plain, target_call, is_whole=is_whole)
-            # a plain answer is compared with nothing, so it does not matter what its consumer takes
-            async with aclosing(answer if strategy is PLAIN else recorder.iterate_and_time_consumer(answer)) as events:
-                async for event in events:
-                    recorder.add_event(event)
-                    if type(event) is TextDelta or self._log_event_and_check_is_shown(
-                        event, target_call, rounds=rounds
-                    ):
-                        yield event
-        except BudgetError:
-            recorder.add_event(Finish("length", None, "budget"))  # what came before stays
-        except BaseException as error:
-            log_request_failure(error, target_call)
-            raise
-        finally:
-            if recorder.allowance is not None:  # counting takes time
-                self._cost_tracker.settle_answer(
-                    recorder.allowance, recorder.target_meter.usage, recorder.draft_usage, tier=recorder.billed_tier
-                )
-        if recorder.is_refused_by_budget:
-            yield self._make_no_budget_finish(recorder)
-            return
-        finish = self._build_decoder_finish(recorder, target_call, original_request)
-        result = self._build_and_record_result(strategy_choice, recorder, target_call, finish)
-        if strategy_choice.plain_reason == "discovery":
-            await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
-        yield SpeculativeFinish.from_finish(finish, result)
+        with call:
+            max_affordable_tokens = self._count_affordable_answer_tokens(original_request)
+            request = self._apply_token_caps_and_seed(original_request, max_affordable_tokens)
+            recorder = AnswerRecorder(request, self._cost_tracker)
+            if max_affordable_tokens == 0:
+                yield self._make_no_budget_finish(recorder)
+                return
+            target_call, context = self._open_target_call_and_context(recorder)
+            strategy_choice = await self._choose_strategy(target_call, context)
+            strategy, plain = strategy_choice.strategy, prepare_plain(context)
+            recorder.text_guarantee = (strategy_choice.ready or plain).text_guarantee
+            recorder.is_read_from_scores = strategy.is_read_from_scores
+            log_request_start(strategy, target_call)
+            if rounds:
+                guarantee = recorder.text_guarantee.guarantee
+                draft_name = None if strategy is PLAIN else recorder.draft_name
+                yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
+                call.reader = call.resume()
+            try:
+                answer = self._stream_verified_answer(strategy_choice.ready, plain, target_call, is_whole=is_whole)
+                # a plain answer is compared with nothing, so it does not matter what its consumer takes
+                async with aclosing(
+                    answer if strategy is PLAIN else recorder.iterate_and_time_consumer(answer)
+                ) as events:
+                    async for event in events:
+                        recorder.add_event(event)
+                        if type(event) is TextDelta or self._log_event_and_check_is_shown(
+                            event, target_call, rounds=rounds
+                        ):
+                            yield event
+                            call.reader = call.resume()
+            except BudgetError:
+                recorder.add_event(Finish("length", None, "budget"))  # what came before stays
+            except BaseException as error:
+                call.partial_text = recorder.content
+                log_request_failure(call.explain(error), target_call)
+                raise
+            finally:
+                if recorder.allowance is not None:  # counting takes time
+                    self._cost_tracker.settle_answer(
+                        recorder.allowance, recorder.target_meter.usage, recorder.draft_usage, tier=recorder.billed_tier
+                    )
+            if recorder.is_refused_by_budget:
+                yield self._make_no_budget_finish(recorder)
+                return
+            finish = self._build_decoder_finish(recorder, target_call, original_request)
+            result = self._build_and_record_result(strategy_choice, recorder, target_call, finish)
+            if strategy_choice.plain_reason == "discovery":
+                await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
+            yield SpeculativeFinish.from_finish(finish, result)
 
     def _open_target_call_and_context(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:
         """A request's target and draft, with their calls counted by the recorder. Its deadline begins now."""
@@ -489,11 +509,12 @@ class SpeculativeDecoder:
             recorder.add_event(retry)
             log_progress(retry, target_call)
 
-        try:
-            recorder.add_response(await target_call.complete(record_retry))
-        except BaseException as error:
-            log_request_failure(error, target_call)
-            raise
+        with self._calls.open_call() as call:
+            try:
+                recorder.add_response(await target_call.complete(record_retry))
+            except BaseException as error:
+                log_request_failure(call.explain(error), target_call)
+                raise
         strategy_choice = StrategyChoice(
             PLAIN, plain_reason="configured" if self.config.strategy == PLAIN.name else "no_draft"
         )

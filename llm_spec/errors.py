@@ -10,6 +10,7 @@
     └── TargetError              the target failed while answering; `partial_text` is what had been verified
         ├── TransientError           the same request may succeed later: overloaded, unreachable, silent for too long
         ├── CircuitOpenError         it failed too often and its circuit is open: try again later
+        ├── ClosedError              its provider or decoder is closed: make another
         ├── BudgetError              no budget is left: raise it, or wait for running requests
         └── ModelOutputError         a local model computed logits that define no distribution (NaN)
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 __all__ = [
     "BudgetError",
     "CircuitOpenError",
+    "ClosedError",
     "ConfigError",
     "DraftError",
     "InvalidRequestError",
@@ -116,6 +118,10 @@ class CircuitOpenError(TargetError):
         self.retry_after_s = retry_after_s
 
 
+class ClosedError(TargetError):
+    """A provider or decoder is closed, or was closed while it answered. Neither retries nor breakers go by it."""
+
+
 class BudgetError(TargetError):
     """No budget is left for a call; it was not made. `decode` and `stream` end with what there is instead."""
 
@@ -130,7 +136,7 @@ class DraftError(LlmSpecError):
 
 def is_permanent_refusal(error: Exception) -> bool:
     """Whether a target refused a call for a reason that will not pass by itself."""
-    return not isinstance(error, TransientError | CircuitOpenError | BudgetError | UnsupportedError)
+    return not isinstance(error, TransientError | CircuitOpenError | ClosedError | BudgetError | UnsupportedError)
 
 
 def format_error_line(error: BaseException) -> str:

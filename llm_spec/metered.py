@@ -34,7 +34,7 @@ from llm_spec.drafting.optional_members import (
     open_draft_for_request,
     open_token_draft,
 )
-from llm_spec.errors import TransientError, UnsupportedError
+from llm_spec.errors import ClosedError, UnsupportedError
 from llm_spec.metering import MeteredCall, TokenMeter
 
 __all__ = ["MeteredDraft", "MeteredTarget", "count_call_if_target_is_metered"]
@@ -134,7 +134,7 @@ class MeteredTarget:
 
     async def discover(self, feature: Feature) -> None:
         if not await self._chunk_timeouts.wait_for_first_chunk(self._discovery.wait_until_tried(feature)):
-            raise TransientError(f"{self.name} could not be tried, because its decoder was closed")
+            raise ClosedError(f"{self.name} could not be tried, because its decoder was closed")
 
     async def aclose(self) -> None:
         await self._target.aclose()

@@ -16,7 +16,7 @@ from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Us
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
 from llm_spec.drafting.text_pieces import check_draft_piece, count_piece_tokens, count_pieces
-from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
+from llm_spec.errors import BudgetError, CircuitOpenError, ClosedError, TargetError, TransientError
 from llm_spec.pricing import Price
 
 __all__ = ["MeteredCall", "TokenMeter", "is_call_unread"]
@@ -241,4 +241,4 @@ class MeteredCall:
 def is_call_unread(error: Exception) -> bool:
     """Whether a call that failed before anything came read nothing: only an answer in a form of no use was read."""
     is_answer = isinstance(error, TargetError) and error.status is None
-    return not is_answer or isinstance(error, TransientError | CircuitOpenError)
+    return not is_answer or isinstance(error, TransientError | CircuitOpenError | ClosedError)

@@ -17,6 +17,7 @@ Headers
 
 Event loops and clocks
 - `PerLoopResource`: a client for each event loop that uses the provider.
+- `OpenCalls`: the calls under way, which end with one error when the provider is closed.
 - `SingleLoopGuard`: reports a client that only one event loop may use.
 - `now`: the running event loop's clock, in seconds. Tests can replace it.
 
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from llm_spec.model_folder.control_tokens import ControlTokenFinder
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
+    from llm_spec.open_calls import OpenCalls
     from llm_spec.openai_calls import ToolCallReader
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, create_chunk_reader, parse_finish_reason
     from llm_spec.openai_chunks import ChunkNormalizer, create_chunk_normalizer
@@ -148,6 +150,7 @@ __all__ = [
     "KeptTokens",
     "MessageFormat",
     "NoisePurpose",
+    "OpenCalls",
     "PerLoopResource",
     "Proxy",
     "ReadTokenIds",
@@ -218,6 +221,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.model_folder.control_tokens": "ControlTokenFinder",
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
+    "llm_spec.open_calls": "OpenCalls",
     "llm_spec.openai_calls": "ToolCallReader",
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds create_chunk_reader parse_finish_reason",
     "llm_spec.openai_chunks": "ChunkNormalizer create_chunk_normalizer",

@@ -69,7 +69,7 @@ def log_progress(event: Progress, target_call: TargetCall) -> None:
             )
 
 
-def log_request_failure(error: BaseException, target_call: TargetCall) -> None:
+def log_request_failure(error: BaseException | None, target_call: TargetCall) -> None:
     """Log that a request was cancelled, or the type of the error that ended it."""
     with target_call.log_context:
         if isinstance(error, GeneratorExit | asyncio.CancelledError):

@@ -21,7 +21,7 @@ from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
-from llm_spec.errors import CircuitOpenError, TransientError
+from llm_spec.errors import CircuitOpenError, ClosedError, TransientError
 
 __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient", "wait_within"]
 
@@ -168,6 +168,8 @@ class CircuitBreaker:
 
     def record_outcome(self, error: Exception | None) -> None:
         """How an attempt ended; None: well. A failure that is not counted keeps an open circuit open."""
+        if isinstance(error, ClosedError):
+            return  # it shows nothing of the server
         if error is None or not _is_server_breakdown(error):
             self._state.failures.clear()
             return

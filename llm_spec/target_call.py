@@ -14,7 +14,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.counting import cut_response_to_max_tokens
 from llm_spec.deadline import Deadline
-from llm_spec.errors import LlmSpecError, TargetError, TransientError, format_error_line
+from llm_spec.errors import ClosedError, LlmSpecError, TargetError, TransientError, format_error_line
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.resilience import CircuitBreaker, retry_transient
 from llm_spec.strategies.base import OpenStream
@@ -218,7 +218,7 @@ class _AnswerAttempts:
         try:
             return await self._open_to_first_event()
         except Exception as error:
-            if self._plain is None or isinstance(error, TransientError):
+            if self._plain is None or isinstance(error, TransientError | ClosedError):
                 raise
             self._progress.append(Fallback.from_error(error))
         self._run, self._plain = self._plain, None

@@ -12,6 +12,7 @@ from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.local import MessageFormatTokenizer, TokenModel
 from llm_spec.grammar import supports_response_format
 from llm_spec.local import stream_token_model
+from llm_spec.open_calls import OpenCalls
 
 __all__ = ["TokenModelProvider"]
 
@@ -19,7 +20,7 @@ ModelT = TypeVar("ModelT", bound=TokenModel)
 
 
 class TokenModelProvider(Generic[ModelT]):
-    """An `LlmProvider` that answers with a token model, in a worker thread. `aclose` releases nothing."""
+    """An `LlmProvider` that answers with a token model, in a worker thread. `aclose` ends its answers."""
 
     def __init__(self, model: ModelT) -> None:
         tokenizer = model.tokenizer
@@ -32,6 +33,7 @@ class TokenModelProvider(Generic[ModelT]):
             token_model=model,
         )
         self._model = model
+        self._calls = OpenCalls(self.name)
 
     @property
     def model(self) -> ModelT:
@@ -39,10 +41,11 @@ class TokenModelProvider(Generic[ModelT]):
         return self._model
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return stream_token_model(self._model, request)
+        return self._calls.end_when_closed(stream_token_model(self._model, request))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
     async def aclose(self) -> None:
-        """Nothing to do: the model's memory goes with the last reference to it."""
+        """End its answers; the model's memory goes with the last reference to it."""
+        await self._calls.aclose()

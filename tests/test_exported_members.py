@@ -56,8 +56,8 @@ def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
         AnswerDetail AnswerStarted BoundedTokenizer BreakerPolicy Budget BudgetError Capabilities CascadeDraft
-        ChatMessage ChatRequest ChatResponse ChunkStreaming CircuitOpenError ConcurrencyLimit ConfigError Cost
-        CostAware DecoderStats DeviceRoundModel DeviceRoundResult DeviceRoundRunner Discoverable DraftCapabilities
+        ChatMessage ChatRequest ChatResponse ChunkStreaming CircuitOpenError ClosedError ConcurrencyLimit ConfigError
+        Cost CostAware DecoderStats DeviceRoundModel DeviceRoundResult DeviceRoundRunner Discoverable DraftCapabilities
         DraftError DraftPiece DraftProvider DraftToken Ewma Fallback FeatureLossAware Finish Fixed Generation
         GenerationLimits GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError
         LocalTimings LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS

@@ -53,7 +53,10 @@ class LlmProvider(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release what the provider holds; calling it twice is harmless."""
+        """Release what the provider holds; calling it twice is harmless.
+
+        Answers under way end with ClosedError (`llm_spec.provider_kit.OpenCalls`), and so does every call after it.
+        """
         ...
 
 

@@ -31,6 +31,7 @@ from anthropic import (
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
     BrokenAnswerError,
+    OpenCalls,
     PerLoopResource,
     ServerAddress,
     SingleLoopGuard,
@@ -86,6 +87,7 @@ class AnthropicMessagesClient:
         self._proxy = find_proxy(self._server.url) if client is None else None  # a client that is given has its own
         self._spare_client = self._sdk if client is None else None  # for the first loop; it has no connections yet
         self._loop_clients = PerLoopResource(self._create_loop_client) if client is None else None
+        self._calls = OpenCalls(name)
         self._given_loop = SingleLoopGuard(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
@@ -95,10 +97,18 @@ class AnthropicMessagesClient:
     async def open_answer_stream(
         self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()
     ) -> SdkStream:
-        """Send a request; its stream, once the status is good. It is closed by the stack."""
+        """Send a request; its stream, once the status is good. It is closed by the stack.
+
+        Raises ClosedError once this is closed.
+        """
+        with self._calls.open_call():
+            stream = await stack.enter_async_context(await self._send(body, betas))
+        return self._calls.add_response(stream)
+
+    async def _send(self, body: Mapping[str, Any], betas: Sequence[str]) -> SdkStream:
         client = await self._get_loop_client()
         try:
-            sending = client.post(
+            return await client.post(
                 "/v1/messages",
                 body=body,
                 options=_build_header_options(betas),
@@ -106,13 +116,16 @@ class AnthropicMessagesClient:
                 stream=True,
                 stream_cls=SdkStream,
             )
-            return await stack.enter_async_context(await sending)
         except (TypeError, RuntimeError, *_SDK_ERRORS) as error:
             failed = self._given_loop.explain_loop_error(error) or self._convert_sdk_error(error, sending=True)
         raise failed
 
     async def count_request_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
         """How many tokens a request has, as the server counts them."""
+        with self._calls.open_call():
+            return await self._send_count_request(body, betas)
+
+    async def _send_count_request(self, body: Mapping[str, Any], betas: Sequence[str]) -> int:
         client = await self._get_loop_client()
         try:
             path = "/v1/messages/count_tokens"
@@ -143,12 +156,15 @@ class AnthropicMessagesClient:
 
     def convert_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
         """What is wrong with an answer, as an error of this library."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error()
         if error.reported is not None:
             return self._build_reported_error(error.reported)
         return (TransientError if error.is_transient else TargetError)(self.format_error_message(str(error)))
 
     async def aclose(self) -> None:
-        """Close the clients that were made here."""
+        """End what is under way, and close the clients that were made here."""
+        await self._calls.aclose()
         spare_client, self._spare_client = self._spare_client, None
         if spare_client is not None:
             await spare_client.close()
@@ -175,6 +191,8 @@ class AnthropicMessagesClient:
 
     def _convert_sdk_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error()
         if isinstance(error, APIStatusError):
             return self._convert_status_error(error)
         seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error

@@ -19,5 +19,6 @@ class GgufProvider(TokenModelProvider[GgufModel]):
         super().__init__(GgufModel(path, name=name, **options))
 
     async def aclose(self) -> None:
-        """Release the caches of earlier answers. The weights go with the last reference to the provider."""
+        """End its answers and release their caches. The weights go with the last reference to the provider."""
+        await super().aclose()
         self.model.close()

@@ -12,6 +12,7 @@ from yarl import URL
 from llm_spec import ConfigError, LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
     BrokenAnswerError,
+    OpenCalls,
     PerLoopResource,
     Proxy,
     SingleLoopGuard,
@@ -81,6 +82,7 @@ class HttpClient:
             f"the session given to {name}", "leave it out, and each loop gets one of its own"
         )
         self._loop_sessions = PerLoopResource(_create_http_session)
+        self._calls = OpenCalls(name)
 
     async def post(
         self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None = None
@@ -89,8 +91,13 @@ class HttpClient:
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
         Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
-        does not know, ConfigError for a session of another event loop, TargetError for everything else that goes wrong.
+        does not know, ConfigError for a session of another event loop, ClosedError once this is closed, TargetError for
+        everything else that goes wrong.
         """
+        with self._calls.open_call():
+            return self._calls.add_response(await self._send(path, body, timeouts))
+
+    async def _send(self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None) -> aiohttp.ClientResponse:
         session, more_headers = await self._get_loop_session(), get_session_headers()
         try:
             response = await session.post(
@@ -121,8 +128,13 @@ class HttpClient:
                 raise self.build_connection_error(error) from self._get_cause_without_secrets(error)
 
     async def aclose(self) -> None:
-        """Close the sessions that were opened here."""
+        """End what is under way, and close the sessions that were opened here."""
+        await self._calls.aclose()
         await self._loop_sessions.aclose()
+
+    def check_open(self) -> None:
+        """Raise ClosedError once this is closed."""
+        self._calls.check_open()
 
     def parse_json(self, data: str) -> Any:
         """JSON; raises TargetError for anything else."""
@@ -186,6 +198,8 @@ class HttpClient:
 
     def build_connection_error(self, error: Exception, text: str = "") -> TargetError:
         """A failed connection as an error; `text` is what had come before."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error(text)
         what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
         if isinstance(error, aiohttp.ClientHttpProxyError):
             return self._build_proxy_refusal(error.status, error.message)

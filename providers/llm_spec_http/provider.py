@@ -161,6 +161,7 @@ class HttpProvider:
             return await read_whole_http_answer(events)
 
     async def discover(self, feature: Feature) -> None:
+        self._client.check_open()
         await self._features.discover(feature)
 
     def mark_feature_lost(self, feature: Feature) -> None:

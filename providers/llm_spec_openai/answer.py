@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
-from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
+from llm_spec import StreamEvent, TargetError, TextDelta
 from llm_spec.provider_kit import BrokenAnswerError, ChunkNormalizer, ChunkReader, find_reported_error
 from llm_spec_openai.client import DoneTrackingStream, OpenAIChatClient
 from llm_spec_openai.failures import SDK_ERRORS
@@ -36,7 +36,9 @@ async def read_sdk_answer_events(
         raise client.build_broken_answer_error(error, "".join(text)) from None
     finish = reader.make_finish(is_done=stream.is_done)
     if finish is None:
-        raise TransientError(client.format_error_message(reader.failure_message), partial_text="".join(text))
+        raise client.build_broken_answer_error(
+            BrokenAnswerError(reader.failure_message, is_transient=True), "".join(text)
+        )
     for event in reader.flush():
         yield event
     yield finish

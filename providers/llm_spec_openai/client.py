@@ -24,6 +24,7 @@ from llm_spec import ConfigError, LlmSpecError
 from llm_spec.provider_kit import (
     VENDOR_FIRST_CHUNK_S,
     BrokenAnswerError,
+    OpenCalls,
     PerLoopResource,
     SingleLoopGuard,
     find_proxy,
@@ -100,6 +101,7 @@ class OpenAIChatClient:
             )
         self._spare_client = None if is_given else self._client  # for the first loop; it has no connections yet
         self._loop_clients = None if is_given else PerLoopResource(self._create_loop_client)
+        self._calls = OpenCalls(name)
         self._given_loop = SingleLoopGuard(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
@@ -112,11 +114,19 @@ class OpenAIChatClient:
         self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
 
     async def open_answer_stream(self, stack: AsyncExitStack, body: Body) -> DoneTrackingStream:
-        """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
+        """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it.
+
+        Raises ClosedError once this is closed.
+        """
+        with self._calls.open_call():
+            stream = await stack.enter_async_context(await self._send(body))
+        return self._calls.add_response(stream)
+
+    async def _send(self, body: Body) -> DoneTrackingStream:
         client = await self._get_loop_client()
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
-            stream = await client.post(
+            return await client.post(
                 "/chat/completions",
                 body=body,
                 options={"headers": get_session_headers()},
@@ -131,10 +141,10 @@ class OpenAIChatClient:
             raise explain_loop_error or self.convert_sdk_error(
                 error
             ) from None  # an SDK's error holds the request, and with it the key
-        return await stack.enter_async_context(stream)
 
     async def aclose(self) -> None:
-        """Close the clients that were made here."""
+        """End what is under way, and close the clients that were made here."""
+        await self._calls.aclose()
         spare_client, self._spare_client = self._spare_client, None
         if spare_client is not None:
             await spare_client.close()
@@ -143,10 +153,14 @@ class OpenAIChatClient:
 
     def convert_sdk_error(self, error: Exception, text: str = "") -> LlmSpecError:
         """One of `SDK_ERRORS` in this library's words; `text` is what had come before."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error(text)
         return convert_sdk_error_to_library(error, self._address, secret=self._client.api_key, text=text)
 
     def build_broken_answer_error(self, error: BrokenAnswerError, text: str = "") -> LlmSpecError:
         """An answer that broke off or cannot be read, in this library's words; `text` is what had come before."""
+        if self._calls.is_closed:
+            return self._calls.make_ended_error(text)
         return convert_broken_answer_to_library(error, self._address, secret=self._client.api_key, text=text)
 
     def format_error_message(self, what: str) -> str:
