@@ -16,6 +16,7 @@ from typing import Final
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
 from llm_spec.errors import BudgetError, ConfigError
+from llm_spec.forks import reset_in_forked_child
 from llm_spec.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
 
 __all__ = [
@@ -54,7 +55,13 @@ class Budget:
         self._max_tokens = max_tokens
         self._max_cost = max_cost
         self._counts = [0, 0.0, 0, 0.0]
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, which counts on by itself: requests of the parent's hold nothing here."""
         self._lock = threading.Lock()  # decoders may run in several threads
+        self._counts[_RESERVED_TOKENS_COLUMN], self._counts[_RESERVED_COST_COLUMN] = 0, 0.0
 
     @property
     def spent_tokens(self) -> int:

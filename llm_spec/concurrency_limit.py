@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError, DraftError
+from llm_spec.forks import reset_in_forked_child
 
 __all__ = ["ConcurrencyLimit", "DraftPlace"]
 
@@ -27,6 +28,11 @@ class ConcurrencyLimit:
         check_number(ConfigError, "max_requests", max_requests, 1, integer=True)
         self._max_requests = max_requests
         self._places: _LoopPlaces | None = None
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, which has places of its own."""
+        self._places = None
 
     @asynccontextmanager
     async def hold_place(self) -> AsyncGenerator[None]:
