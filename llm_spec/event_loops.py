@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
+from llm_spec._clock import get_asyncio_loop
 from llm_spec.errors import ConfigError
 from llm_spec.forks import reset_in_forked_child
 
@@ -62,7 +63,7 @@ class PerLoopResource(Generic[T]):
 
     async def aclose(self) -> None:
         """Close that of the running loop and what is left of ended ones; another running loop closes its own, soon."""
-        await self._close_for_loops([asyncio.get_running_loop(), *self._find_closed_loops()])
+        await self._close_for_loops([get_asyncio_loop(), *self._find_closed_loops()])
         for loop in list(self._held):
             with suppress(RuntimeError):  # it has ended meanwhile
                 loop.call_soon_threadsafe(self._close_on_its_loop, loop)
