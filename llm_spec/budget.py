@@ -18,6 +18,7 @@ from llm_spec.chat import Usage
 from llm_spec.errors import BudgetError, ConfigError
 from llm_spec.forks import reset_in_forked_child
 from llm_spec.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
+from llm_spec.shared_objects import SharedByDecoders
 
 __all__ = [
     "RESERVED_OUTPUT_TOKENS",
@@ -41,13 +42,15 @@ SPENT_AND_RESERVED_COLUMNS: Final = (
 )
 
 
-class Budget:
+class Budget(SharedByDecoders):
     """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
 
     A request begins while anything is left, and is cut where nothing is. While it runs it holds its input and a slice
     of its output ahead (`reserved_tokens`, `reserved_cost`), so requests that run at once exceed a budget by what came
     in one piece, and by what servers counted that was not to be seen, such as hidden reasoning.
     """
+
+    _config_field = "budget"
 
     def __init__(self, *, max_tokens: int | None = None, max_cost: float | None = None) -> None:
         check_number(ConfigError, "max_tokens", max_tokens, 0, integer=True)
