@@ -7,7 +7,18 @@ import sys
 import time
 from collections.abc import Callable
 
-__all__ = ["get_loop_clock", "now"]
+__all__ = ["get_asyncio_loop", "get_loop_clock", "now"]
+
+
+def get_asyncio_loop() -> asyncio.AbstractEventLoop:
+    """The running event loop; raises RuntimeError where it is not one of asyncio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "llm_spec runs on asyncio, and no event loop of asyncio runs here; call it from asyncio.run, and under "
+            "trio in a thread that runs one"
+        ) from None
 
 
 def get_loop_clock() -> Callable[[], float]:
@@ -15,7 +26,7 @@ def get_loop_clock() -> Callable[[], float]:
 
     uvloop's own clock stands still while a callback runs and counts in milliseconds, so `time.monotonic` is used.
     """
-    loop, uvloop = asyncio.get_running_loop(), sys.modules.get("uvloop")
+    loop, uvloop = get_asyncio_loop(), sys.modules.get("uvloop")
     return time.monotonic if uvloop is not None and isinstance(loop, uvloop.Loop) else loop.time
 
 

@@ -16,7 +16,9 @@ from typing import Final
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
 from llm_spec.errors import BudgetError, ConfigError
+from llm_spec.forks import reset_in_forked_child
 from llm_spec.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
+from llm_spec.shared_objects import SharedByDecoders
 
 __all__ = [
     "RESERVED_OUTPUT_TOKENS",
@@ -40,7 +42,7 @@ SPENT_AND_RESERVED_COLUMNS: Final = (
 )
 
 
-class Budget:
+class Budget(SharedByDecoders):
     """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
 
     A request begins while anything is left, and is cut where nothing is. While it runs it holds its input and a slice
@@ -48,13 +50,21 @@ class Budget:
     in one piece, and by what servers counted that was not to be seen, such as hidden reasoning.
     """
 
+    _config_field = "budget"
+
     def __init__(self, *, max_tokens: int | None = None, max_cost: float | None = None) -> None:
         check_number(ConfigError, "max_tokens", max_tokens, 0, integer=True)
         check_number(ConfigError, "max_cost", max_cost, 0.0)
         self._max_tokens = max_tokens
         self._max_cost = max_cost
         self._counts = [0, 0.0, 0, 0.0]
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, which counts on by itself: requests of the parent's hold nothing here."""
         self._lock = threading.Lock()  # decoders may run in several threads
+        self._counts[_RESERVED_TOKENS_COLUMN], self._counts[_RESERVED_COST_COLUMN] = 0, 0.0
 
     @property
     def spent_tokens(self) -> int:

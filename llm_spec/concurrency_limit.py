@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError, DraftError
+from llm_spec.forks import reset_in_forked_child
+from llm_spec.shared_objects import SharedByDecoders
 
 __all__ = ["ConcurrencyLimit", "DraftPlace"]
 
 
-class ConcurrencyLimit:
+class ConcurrencyLimit(SharedByDecoders):
     """At most `max_requests` answers at once, of all decoders that are given the same limit.
 
     A target waits for its turn; only other targets are ahead of it. A draft never waits. It takes a place that is free,
@@ -23,10 +25,17 @@ class ConcurrencyLimit:
     For one event loop at a time. Raises ConfigError if it is in use on another loop that is still running.
     """
 
+    _config_field = "limit"
+
     def __init__(self, max_requests: int) -> None:
         check_number(ConfigError, "max_requests", max_requests, 1, integer=True)
         self._max_requests = max_requests
         self._places: _LoopPlaces | None = None
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, which has places of its own."""
+        self._places = None
 
     @asynccontextmanager
     async def hold_place(self) -> AsyncGenerator[None]:

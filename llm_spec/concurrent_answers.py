@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
+from llm_spec.forks import reset_in_forked_child
+
 __all__ = ["count_concurrent_answers", "count_open_answers"]
 
 
@@ -15,6 +17,10 @@ class _AnswerClock:
     """Adds up the seconds of all answers; any thread may use it."""
 
     def __init__(self) -> None:
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
         self.num_open = 0
         self._lock = threading.Lock()
         self._changed_s = 0.0

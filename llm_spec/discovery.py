@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from copy import copy
 from typing import Final
 
-from llm_spec._clock import now
+from llm_spec._clock import get_asyncio_loop, now
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import Discoverable, Feature, TokenIdStreaming
@@ -78,7 +78,7 @@ class FeatureDiscovery:
 
     async def aclose(self) -> None:
         """End the trials that are under way."""
-        loop = asyncio.get_running_loop()
+        loop = get_asyncio_loop()
         trials = [trial for trial in self._running if trial.get_loop() is loop]
         for trial in trials:
             trial.cancel()

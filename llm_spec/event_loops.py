@@ -12,7 +12,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
+from llm_spec._clock import get_asyncio_loop
 from llm_spec.errors import ConfigError
+from llm_spec.forks import reset_in_forked_child
 
 __all__ = ["PerLoopResource", "SingleLoopGuard"]
 
@@ -26,6 +28,9 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
+_left_to_parent: Final[list[object]] = []  # kept: to close a copy of it here would close the parent's own
+
+
 class PerLoopResource(Generic[T]):
     """One of something for each event loop that uses it.
 
@@ -34,9 +39,17 @@ class PerLoopResource(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make: Final = make
-        self._lock: Final = threading.Lock()
-        self._held: Final[dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[T], T]]] = {}
-        self._closing: Final[set[asyncio.Task[None]]] = set()  # an event loop itself does not keep its tasks
+        self._held: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[T], T]] = {}
+        self._closing: set[asyncio.Task[None]] = set()  # an event loop itself does not keep its tasks
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: leave the parent's alone, which shares its sockets, and what its loops wait for."""
+        if self._held or self._closing:
+            _left_to_parent.append((self._held, self._closing))
+        self._lock = threading.Lock()
+        self._held, self._closing = {}, set()
 
     async def get(self) -> T:
         """That of the running loop."""
@@ -50,7 +63,7 @@ class PerLoopResource(Generic[T]):
 
     async def aclose(self) -> None:
         """Close that of the running loop and what is left of ended ones; another running loop closes its own, soon."""
-        await self._close_for_loops([asyncio.get_running_loop(), *self._find_closed_loops()])
+        await self._close_for_loops([get_asyncio_loop(), *self._find_closed_loops()])
         for loop in list(self._held):
             with suppress(RuntimeError):  # it has ended meanwhile
                 loop.call_soon_threadsafe(self._close_on_its_loop, loop)

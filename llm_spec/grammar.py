@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -298,6 +299,15 @@ def _is_grammar_library_installed() -> bool:
 
 _tokenizers: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}
 _tokenizers_lock = threading.Lock()
+
+
+def _reset_after_fork() -> None:
+    global _tokenizers_lock  # noqa: PLW0603 - a lock that may be held cannot be released
+    _tokenizers_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | VocabularyTokenizer) -> LLTokenizer:

@@ -47,7 +47,7 @@ from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 from llm_spec.tokens.seed import draw_random_seed
 from llm_spec.tools import ToolUse, parse_tool_use
-from llm_spec.worker import admitted_threads, iterate_in_thread
+from llm_spec.worker import hold_thread_place, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
 
@@ -224,11 +224,9 @@ async def stream_token_model(
         exact=exact,
     )
     async with AsyncExitStack() as stack:
-        threads = None
-        if isinstance(target, RequestAdmittingModel):
-            await stack.enter_async_context(target.admit_request())
-            threads = admitted_threads
-        yield await stack.enter_async_context(iterate_in_thread(make, executor=threads))
+        place = target.admit_request() if isinstance(target, RequestAdmittingModel) else hold_thread_place()
+        await stack.enter_async_context(place)
+        yield await stack.enter_async_context(iterate_in_thread(make))
 
 
 def _open_device_rounds(

@@ -80,8 +80,17 @@ class _Pass(Generic[T]):
 _PassQueue: TypeAlias = "SimpleQueue[_Pass[Any]]"
 _queues: dict[int, _PassQueue] = {}  # by the number of threads of their passes
 _opening = threading.Lock()
+
+
+def _reset_after_fork() -> None:
+    """The child has no threads that run what is in the queues, nor that release the lock."""
+    global _opening  # noqa: PLW0603 - a lock that may be held cannot be released
+    _opening = threading.Lock()
+    _queues.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_queues.clear)  # the child has no threads that run what is in them
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _open_queue(num_threads: int) -> _PassQueue:

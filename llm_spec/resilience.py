@@ -22,6 +22,7 @@ from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
 from llm_spec.errors import CircuitOpenError, ClosedError, TransientError
+from llm_spec.forks import reset_in_forked_child
 
 __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient", "wait_within"]
 
@@ -203,13 +204,19 @@ class _AttemptThroughBreaker(AbstractContextManager[None]):
             self._breaker.end_trial()
 
 
-@dataclass
+@dataclass(eq=False)
 class _CircuitState:
     """What all clients of a breaker share."""
 
     failures: Counter[object] = field(default_factory=Counter[object])  # in a row, by client
     open_until_s: float = 0.0  # no attempt is let through before that …
     is_trying: bool = False  # … and then one at a time
+
+    def __post_init__(self) -> None:
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        self.is_trying = False
 
 
 def _is_server_breakdown(error: Exception) -> bool:

@@ -1,4 +1,6 @@
-"""Log events, through structlog: one per round and per request, each with the request's id.
+"""Log events, through structlog: one per round and per request, each with the request's id as `llm_request_id`.
+
+`request_id` is what applications and servers call theirs.
 
 An application that has configured structlog gets them through its own processors. In any other they go to the
 standard library's logger `llm_spec`, which is silent below WARNING unless the application says otherwise.
@@ -17,7 +19,9 @@ from typing import Any, Final
 __all__ = ["RequestLogContext", "is_log_enabled", "log_event", "make_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
-_REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
+_REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("llm_request_id", default=None)
+
+_ARGUMENTS: Final = ("event", "level")  # of structlog's `log`
 
 
 def make_request_id() -> str:
@@ -44,7 +48,7 @@ class RequestLogContext:
         structlog = _get_loaded_structlog()
         bound: Mapping[str, Any] = {}
         if structlog is not None:
-            bound = structlog.contextvars.bind_contextvars(request_id=self._request_id)
+            bound = structlog.contextvars.bind_contextvars(llm_request_id=self._request_id)
         self._tokens.append((_REQUEST_ID.set(self._request_id), bound))
 
     def __exit__(self, *_: object) -> None:
@@ -61,14 +65,16 @@ def is_log_enabled(level: int = logging.INFO) -> bool:
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
+    """Log one event; `llm_request_id` and whatever else structlog's contextvars hold come along."""
     if not is_log_enabled(level):
         return
     structlog = _get_loaded_structlog()
     if structlog is not None:
         fields = {**structlog.contextvars.get_contextvars(), **fields}
+        for name in _ARGUMENTS:
+            fields.pop(name, None)  # the application's, and no name for a field
     elif (request_id := _REQUEST_ID.get()) is not None:
-        fields = {"request_id": request_id, **fields}
+        fields = {"llm_request_id": request_id, **fields}
     if structlog is not None and structlog.is_configured():
         structlog.get_logger("llm_spec").log(level, event, **fields)
     else:

@@ -1,8 +1,10 @@
 """Carry blocking work to an event loop: iterate in a thread, consume in a coroutine.
 
-Work has one of asyncio's own threads, of which there are few: on two cores six. That is a bound on what runs at once
-for models that set none, and too few for a model that admits eight requests and joins their forward passes. So what a
-model has admitted runs in `admitted_threads`, as many as are needed.
+A model that admits eight requests joins their forward passes, and needs a thread for each. For models that set no
+bound, `hold_thread_place` is one on what runs at once: few of each event loop, on two cores six.
+
+The program ends when its main thread does, whatever is under way in a daemon thread's loop: then all of it is
+cancelled, ends within a step, and its consumers are cancelled. Nothing more begins.
 
 Native code that recurses as deep as its input wants takes more stack than any of these threads have, and to overflow it
 ends the process: `call_on_deep_stack`.
@@ -11,26 +13,38 @@ ends the process: `call_on_deep_stack`.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import math
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent import futures
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from llm_spec._iterators import as_closable_generator
+from llm_spec.cores import count_usable_cores
+from llm_spec.thread_pool import DaemonThreadPool
 
-__all__ = ["Outbox", "admitted_threads", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
+__all__ = ["Outbox", "call_in_own_thread", "call_on_deep_stack", "hold_thread_place", "iterate_in_thread"]
 
 T = TypeVar("T")
 
 _MAX_THREADS: Final = 1024  # far above what models of one process admit together; each is made when it is needed
 
 # Those that are idle are used again: a new one costs little itself, but so does not what a backend keeps for each.
-admitted_threads: Final = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="llm_spec")
+_threads: Final = DaemonThreadPool(_MAX_THREADS, "llm_spec")
+
+_NUM_PLACES: Final = min(32, count_usable_cores() + 4)  # as asyncio's own threads
+_places: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = WeakKeyDictionary()
+
+_MAX_END_S: Final = 2.0  # that the end of the program waits for steps under way: torch's may take as long
+_under_way: Final[set[threading.Event]] = set()  # the `cancelled` of each iteration
+_program_is_ending = threading.Event()
 
 _WAKE_INTERVAL_S: Final = 0.025  # 40 times a second looks smooth
 
@@ -58,8 +72,8 @@ def call_on_deep_stack(function: Callable[[], T]) -> T:
         return call.result()
 
 
-def _start_call(function: Callable[[], T], name: str) -> Future[T]:
-    result: Future[T] = Future()
+def _start_call(function: Callable[[], T], name: str) -> futures.Future[T]:
+    result: futures.Future[T] = futures.Future()
 
     def run_and_send() -> None:
         try:
@@ -72,12 +86,21 @@ def _start_call(function: Callable[[], T], name: str) -> Future[T]:
 
 
 @asynccontextmanager
+async def hold_thread_place() -> AsyncGenerator[None]:
+    """Wait until few enough threads work for this event loop, and count as one of them while the context is open."""
+    loop = asyncio.get_running_loop()
+    places = _places.get(loop)
+    if places is None:
+        places = _places[loop] = asyncio.Semaphore(_NUM_PLACES)
+    async with places:
+        yield
+
+
+@asynccontextmanager
 async def iterate_in_thread(
-    make: Callable[[threading.Event], Iterator[Sequence[T]]], *, executor: Executor | None = None
+    make: Callable[[threading.Event], Iterator[Sequence[T]]],
 ) -> AsyncGenerator[AsyncIterator[T]]:
     """Run `make(cancelled)` and its iteration in a worker thread; yield the items of its batches on the loop.
-
-    The thread is one of `executor`'s, by default of the loop's own.
 
     Batches, because to wake the loop costs time: its work competes with the thread's for the interpreter and a core.
     So batches that follow each other within milliseconds come together, at most 50 ms late.
@@ -94,18 +117,22 @@ async def iterate_in_thread(
         started.set()
         if cancelled.is_set():
             return  # left before its turn came: nobody listens any more
+        _under_way.add(cancelled)
         try:
+            _raise_if_program_is_ending()
             with closing(as_closable_generator(make(cancelled))) as produced:
                 for batch in produced:
                     outbox.put(batch)
                     if cancelled.is_set():
-                        return
+                        break
+            _raise_if_program_is_ending()
         except asyncio.CancelledError as error:  # no task runs here, so it is an error like any other
             raise RuntimeError("CancelledError was raised in a worker thread, but nothing was cancelled") from error
         finally:
+            _under_way.discard(cancelled)
             outbox.close()
 
-    thread = loop.run_in_executor(executor, contextvars.copy_context().run, run_and_send)
+    thread = loop.run_in_executor(_threads, contextvars.copy_context().run, run_and_send)
     try:
         async with aclosing(_receive_items(outbox, thread)) as out:
             yield out
@@ -115,6 +142,36 @@ async def iterate_in_thread(
             await _wait_for_thread(thread)
         else:
             thread.cancel()
+
+
+def _raise_if_program_is_ending() -> None:
+    """Cancel the consumer: what has been cut must not look like an answer, and an error would be printed."""
+    if _program_is_ending.is_set():
+        raise futures.CancelledError  # which asyncio raises as its own
+
+
+def _end_with_program() -> None:
+    """Cancel what is under way, and wait for it: native code must not be in the middle of a step."""
+    _program_is_ending.set()
+    give_up_at_s = time.monotonic() + _MAX_END_S
+    while _under_way and time.monotonic() < give_up_at_s:
+        for cancelled in tuple(_under_way):
+            cancelled.set()
+        time.sleep(0.001)
+
+
+atexit.register(_end_with_program)  # it is called when all threads have ended that are not daemons
+
+
+def _reset_after_fork() -> None:
+    """No thread of the parent's is in the child, and none holds its locks."""
+    global _deep_call  # noqa: PLW0603 - a lock that may be held cannot be released
+    _deep_call = threading.Lock()
+    _under_way.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Outbox(Generic[T]):

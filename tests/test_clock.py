@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+from llm_spec import PromptLookup, SpeculativeDecoder
 from llm_spec._clock import now
 from llm_spec.simulation import run_virtual
+from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 
 
 async def _busy_s() -> tuple[float, float]:
@@ -38,3 +42,20 @@ def test_uvloops_clock_goes_on_within_a_callback() -> None:
         busy_s, off_s = runner.run(_busy_s())
     assert busy_s >= 0.02
     assert off_s < 1.0
+
+
+def make_calls() -> dict[str, Callable[[SpeculativeDecoder], Coroutine[Any, Any, object]]]:
+    async def stream(decoder: SpeculativeDecoder) -> None:
+        async with decoder.stream("q") as events:
+            await anext(events)
+
+    return {"decode": lambda decoder: decoder.decode("q"), "stream": stream, "aclose": lambda decoder: decoder.aclose()}
+
+
+@pytest.mark.parametrize("call", make_calls())
+@pytest.mark.parametrize("target", [LocalProvider(TableModel("one two")), ScriptedProvider("one two")])
+@pytest.mark.parametrize("draft", [None, PromptLookup()])
+def test_one_sentence_without_a_loop_of_asyncio(target: Any, draft: Any, call: str) -> None:
+    """As under trio, which runs coroutines as well."""
+    with pytest.raises(RuntimeError, match="llm_spec runs on asyncio, and no event loop of asyncio runs here; call it"):
+        make_calls()[call](SpeculativeDecoder(draft, target)).send(None)

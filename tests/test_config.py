@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from llm_spec import (
+    Budget,
+    ConcurrencyLimit,
     ConfigError,
     CostAware,
     Ewma,
@@ -140,3 +144,21 @@ def test_every_policy_serves_as_lookahead(policy: LookaheadPolicy) -> None:
 def test_no_drafting_at_all_can_be_asked_for() -> None:
     """`max_draft_tokens=0` is a valid cap: the target alone."""
     assert SpeculativeConfig(max_draft_tokens=0).max_draft_tokens == 0
+
+
+@pytest.mark.parametrize(("field", "shared"), [("budget", Budget(max_tokens=9)), ("limit", ConcurrencyLimit(2))])
+@pytest.mark.parametrize("copy_config", [copy.copy, copy.deepcopy, dataclasses.replace, dataclasses.asdict])
+def test_copies_of_a_config_share_what_decoders_share(field: str, shared: object, copy_config: Any) -> None:
+    """A copy of its own would allow twice as much."""
+    copied = copy_config(LOOSE(**{field: shared}))
+    assert (copied[field] if isinstance(copied, dict) else getattr(copied, field)) is shared
+
+
+@pytest.mark.parametrize(("field", "shared"), [("budget", Budget(max_tokens=9)), ("limit", ConcurrencyLimit(2))])
+def test_what_decoders_share_is_not_pickled(field: str, shared: object) -> None:
+    """Another process cannot share it; the error says which field it is, and what to do."""
+    config = LOOSE(**{field: shared})
+    with pytest.raises(ConfigError, match=rf"{field} is shared .* dataclasses.replace.config, {field}=None"):
+        pickle.dumps(config)
+    without = dataclasses.replace(config, **{field: None})
+    assert pickle.loads(pickle.dumps(without)) == without  # noqa: S301 - written here

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import EntryPoint, EntryPoints
 from types import ModuleType
@@ -48,6 +46,7 @@ from llm_spec import (
     Usage,
     complete_from_stream,
     open_provider,
+    worker,
 )
 from llm_spec.errors import ConfigError
 from llm_spec.testing import (
@@ -59,6 +58,7 @@ from llm_spec.testing import (
     VirtualClockEventLoop,
     run_virtual,
 )
+from llm_spec.worker import hold_thread_place
 
 STORY = "It is a truth universally acknowledged, that a café in want of a crème brûlée is 😀."
 ASK = "tell"
@@ -234,15 +234,13 @@ async def test_a_deadline_before_the_first_token() -> None:
     assert result.timings.first_text_s is None
 
 
-async def test_a_deadline_while_waiting_for_a_thread() -> None:
+async def test_a_deadline_while_waiting_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a request whose turn never came ends in time."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    release, model = threading.Event(), story_model()
-    blocked = asyncio.get_running_loop().run_in_executor(None, release.wait, 10)
-    result = await decoder_of(None, model, deadline_s=0.05).decode(ASK)
+    monkeypatch.setattr(worker, "_NUM_PLACES", 1)
+    model = story_model()
+    async with hold_thread_place():
+        result = await decoder_of(None, model, deadline_s=0.05).decode(ASK)
     assert (result.content, result.stopped_by) == ("", "deadline")
-    release.set()
-    await blocked
     assert model.num_open == model.num_closed == 0
 
 

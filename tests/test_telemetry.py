@@ -68,8 +68,8 @@ async def test_the_end_tells_what_the_lookahead_learned() -> None:
 async def test_one_request_has_one_id() -> None:
     """Every event of a request carries the same id; another request has another."""
     first, second = await logged(decoder_of()), await logged(decoder_of())
-    assert len({entry["request_id"] for entry in first}) == 1
-    assert {entry["request_id"] for entry in first} != {entry["request_id"] for entry in second}
+    assert len({entry["llm_request_id"] for entry in first}) == 1
+    assert {entry["llm_request_id"] for entry in first} != {entry["llm_request_id"] for entry in second}
 
 
 async def test_concurrent_requests_keep_their_ids() -> None:
@@ -79,7 +79,7 @@ async def test_concurrent_requests_keep_their_ids() -> None:
         results = await asyncio.gather(*(decoder.decode(QUESTION) for _ in range(8)))
     by_id: dict[str, list[str]] = {}
     for entry in entries:
-        by_id.setdefault(entry["request_id"], []).append(entry["event"])
+        by_id.setdefault(entry["llm_request_id"], []).append(entry["event"])
     assert len(by_id) == 8
     for events in by_id.values():
         assert (events[0], events[-1]) == ("request_started", "request_finished")
@@ -88,14 +88,17 @@ async def test_concurrent_requests_keep_their_ids() -> None:
 
 async def test_the_callers_context_is_left_as_it_was() -> None:
     """The id is bound for the request's own events alone, also between a stream's events; the caller's come along."""
-    structlog.contextvars.bind_contextvars(request_id="the caller's", user="u1")
+    bound = {"request_id": "the caller's", "user": "u1", "event": "signup", "level": "gold"}
+    structlog.contextvars.bind_contextvars(**bound)
     with capture_logs([merge_contextvars]) as entries:
         async with decoder_of().stream(QUESTION) as events:
             async for _ in events:
-                assert structlog.contextvars.get_contextvars() == {"request_id": "the caller's", "user": "u1"}
-    assert structlog.contextvars.get_contextvars() == {"request_id": "the caller's", "user": "u1"}
+                assert structlog.contextvars.get_contextvars() == bound
+    assert structlog.contextvars.get_contextvars() == bound
     assert {entry["user"] for entry in entries} == {"u1"}
-    assert "the caller's" not in {entry["request_id"] for entry in entries}
+    assert {entry["request_id"] for entry in entries} == {"the caller's"}
+    assert "the caller's" not in {entry["llm_request_id"] for entry in entries}
+    assert "signup" not in {entry["event"] for entry in entries}
 
 
 @pytest.mark.parametrize("draft", [ReferenceDraft(ANSWER), RandomDraft()], ids=["right", "wrong"])
@@ -120,7 +123,7 @@ async def test_a_failing_target_is_logged_without_its_words() -> None:
         await SpeculativeDecoder(None, target).decode(QUESTION)
     assert entries[-1]["event"] == "request_failed"
     assert entries[-1]["log_level"] == "error"
-    assert len({entry["request_id"] for entry in entries}) == 1
+    assert len({entry["llm_request_id"] for entry in entries}) == 1
     assert "private" not in repr(entries)
     assert "secret" not in repr(entries)
 
@@ -134,7 +137,7 @@ async def test_a_failing_draft_is_a_warning_of_its_request() -> None:
     warnings = [entry for entry in entries if entry["log_level"] == "warning"]
     assert [entry["event"] for entry in warnings] == ["draft_failed"]
     assert warnings[0]["reason"] == "ConnectionError"
-    assert len({entry["request_id"] for entry in entries}) == 1
+    assert len({entry["llm_request_id"] for entry in entries}) == 1
 
 
 async def test_a_request_that_is_left_is_logged_as_such() -> None:
@@ -153,7 +156,7 @@ async def test_unconfigured_it_goes_to_the_standard_library(caplog: pytest.LogCa
     messages = [record.getMessage() for record in caplog.records if record.name == "llm_spec"]
     assert len(messages) == result.stats.num_rounds + 2
     assert messages[0].startswith("request_started")
-    assert all("request_id=" in message for message in messages)
+    assert all("llm_request_id=" in message for message in messages)
     assert "private" not in caplog.text
 
 
@@ -180,6 +183,8 @@ def test_without_structlog_the_standard_log_has_the_ids(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=60)
     *lines, is_loaded = done.stdout.splitlines()
     assert is_loaded == "False"
-    ids = [re.findall(r"request_id='([0-9a-f]{12})'", line) for line in lines if line.startswith("llm_spec request_")]
+    ids = [
+        re.findall(r"llm_request_id='([0-9a-f]{12})'", line) for line in lines if line.startswith("llm_spec request_")
+    ]
     assert [len(found) for found in ids] == [1, 1, 1, 1]  # a start and an end, twice
     assert ids[0] == ids[1] != ids[2] == ids[3]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from llm_spec import worker
-from llm_spec.worker import admitted_threads, call_on_deep_stack, iterate_in_thread
+from llm_spec.thread_pool import DaemonThreadPool
+from llm_spec.worker import call_on_deep_stack, hold_thread_place, iterate_in_thread
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -217,9 +218,9 @@ async def test_context_variables_go_along() -> None:
         VARIABLE.reset(token)
 
 
-async def test_leaving_before_its_turn_waits_for_nobody() -> None:
+async def test_leaving_before_its_turn_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that never got a thread is dropped, without waiting for those that have one and without being made."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    monkeypatch.setattr(worker, "_threads", DaemonThreadPool(1, "one"))
     release, made = threading.Event(), threading.Event()
 
     def busy(_: threading.Event) -> Iterator[list[int]]:
@@ -239,23 +240,30 @@ async def test_leaving_before_its_turn_waits_for_nobody() -> None:
     assert not made.is_set()
 
 
-async def test_more_consumers_than_threads() -> None:
+async def test_no_more_threads_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers wait for their turn; all are served."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    monkeypatch.setattr(worker, "_NUM_PLACES", 2)
+    under_way: list[int] = []
+    most = 0
 
     def make(_: threading.Event) -> Iterator[list[int]]:
+        nonlocal most
+        under_way.append(0)
         for i in range(5):
+            most = max(most, len(under_way))
             yield [i]
+        under_way.pop()
 
     async def consume() -> list[int]:
-        async with iterate_in_thread(make) as items:
+        async with hold_thread_place(), iterate_in_thread(make) as items:
             return [item async for item in items]
 
     assert await asyncio.gather(*(consume() for _ in range(30))) == [list(range(5))] * 30
+    assert most <= 2
 
 
-async def test_admitted_work_does_not_wait_for_the_loops_threads() -> None:
-    """Twelve that all must run before one can end, while the loop has one thread."""
+async def test_as_many_threads_as_consumers() -> None:
+    """Twelve that all must run before one can end, while the loop's own executor has one thread."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     together = threading.Barrier(12)
 
@@ -263,27 +271,10 @@ async def test_admitted_work_does_not_wait_for_the_loops_threads() -> None:
         yield [together.wait(60)]
 
     async def consume() -> list[int]:
-        async with iterate_in_thread(make, executor=admitted_threads) as items:
+        async with iterate_in_thread(make) as items:
             return [item async for item in items]
 
     assert sorted(await asyncio.gather(*(consume() for _ in range(12)))) == [[n] for n in range(12)]
-
-
-async def test_leaving_admitted_work_ends_its_thread() -> None:
-    """The promises are those of the loop's own threads."""
-    ended = threading.Event()
-
-    def make(cancelled: threading.Event) -> Iterator[list[int]]:
-        try:
-            yield [0]
-            cancelled.wait()
-        finally:  # where it was cancelled at once, it is closed instead of resumed
-            time.sleep(0.02)
-            ended.set()
-
-    async with iterate_in_thread(make, executor=admitted_threads) as items:
-        await anext(items)
-    assert ended.is_set()
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=["Exception", "BaseException"])

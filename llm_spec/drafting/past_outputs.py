@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from llm_spec.drafting.suffix_automaton import SuffixAutomaton
+from llm_spec.forks import reset_in_forked_child
 
 __all__ = ["PastAnswers"]
 
@@ -26,6 +27,12 @@ class PastAnswers:
         self._max_match = max_match
         self._new: _AutomataByVocabulary = {}
         self._old: _AutomataByVocabulary = {}
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        if self.lock.locked():  # somebody was in the middle of adding
+            self._new, self._old = {}, {}
+        self.lock = threading.Lock()
 
     @property
     def num_tokens(self) -> int:

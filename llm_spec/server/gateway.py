@@ -140,7 +140,7 @@ class Gateway:
         log_event(
             "refused",
             level=logging.WARNING,
-            request_id=request_id,
+            llm_request_id=request_id,
             path=request.path,
             status=status,
             code=problem.code,

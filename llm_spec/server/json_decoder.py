@@ -12,8 +12,9 @@ import json
 import math
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
+
+from llm_spec.thread_pool import DaemonThreadPool
 
 __all__ = [
     "LONG_BYTES",
@@ -35,7 +36,7 @@ _KEY_VALUES: Final = 4  # what a key counts: a name that is new takes as long as
 _PIECE_BYTES: Final = 64 * 1024  # counted in about a millisecond
 
 # One thread: the event loop has to wait for it at most once, 5 ms, and long bodies wait for each other
-_body_executor: Final = ThreadPoolExecutor(1, thread_name_prefix="llm_spec_bodies")
+_body_executor: Final = DaemonThreadPool(1, "llm_spec_bodies")
 
 
 def decode_json(data: bytes | bytearray) -> Any:

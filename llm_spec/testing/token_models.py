@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llm_spec.contract.local import Tokenizer, TokenModel
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.errors import InvalidRequestError
+from llm_spec.forks import reset_in_forked_child
 from llm_spec.token_model_provider import TokenModelProvider
 
 if TYPE_CHECKING:
@@ -125,9 +126,13 @@ class TableModel:
         self._seed = seed
         self._rows: dict[tuple[int, ...], FloatArray] = {}
         self._lock = threading.Lock()
+        reset_in_forked_child(self)
         self._text = NgramIndex[int](order)
         if text:
             self._text.extend([table.answer_token_id, *table.encode(text), table.eos_token_id])
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def open(self, *, exact: bool = True) -> _TableSession:  # noqa: ARG002 - rows never depend on the width
         with self._lock:

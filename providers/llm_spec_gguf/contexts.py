@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llm_spec.provider_kit import choose_idle_cache
+from llm_spec.provider_kit import choose_idle_cache, reset_in_forked_child
 from llm_spec_gguf.library import LlamaContext
 
 __all__ = ["ContextPool"]
@@ -24,6 +24,10 @@ class ContextPool:
         self._make_context = make_context
         self._lock = threading.Lock()
         self._idle: list[LlamaContext] = []
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def acquire(self, num_tokens: int, token_ids: Sequence[int] = (), *, exact: bool) -> LlamaContext:
         """A context for a prompt, with as much of it as it holds and may be used.

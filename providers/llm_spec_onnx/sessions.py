@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.provider_kit import KeptTokens, choose_idle_cache
+from llm_spec.provider_kit import KeptTokens, choose_idle_cache, reset_in_forked_child
 
 __all__ = ["GrowingCacheSession", "IdleBuffers", "InPlaceCacheSession", "LoadedOnnxModel", "ThreadChoice"]
 
@@ -47,6 +47,10 @@ class ThreadChoice:
     def __init__(self, single: LoadedOnnxModel, parallel: LoadedOnnxModel | None = None) -> None:
         self.single = single
         self.parallel = parallel
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
         self._num_open = 0
         self._lock = threading.Lock()
 
@@ -109,6 +113,10 @@ class IdleBuffers:
         self._max_idle = max_idle
         self._lock = threading.Lock()
         self._idle: list[CacheBuffers] = []
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def acquire(self, token_ids: Sequence[int], *, exact: bool) -> CacheBuffers:
         """Those for a prompt, with as much of it as they hold and may be used."""

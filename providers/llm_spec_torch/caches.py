@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llm_spec import TargetError
-from llm_spec.provider_kit import KeptTokens, choose_idle_cache
+from llm_spec.provider_kit import KeptTokens, choose_idle_cache, reset_in_forked_child
 from llm_spec_torch.network import KeyValueCache, TransformerNetwork
 
 __all__ = ["CachePool", "CacheSlot", "count_bytes_per_token"]
@@ -51,9 +51,16 @@ class CachePool:
         self.cache = KeyValueCache(tuple(_allocate_zeros(sizes, dtype, device) for _ in network.layers))
         self.num_slots = num_slots
         self._lock = threading.Lock()
-        self._idle = [
-            CacheSlot(index, self.cache.select_sequences(index, index + 1)) for index in range(num_slots)
-        ]  # the longest idle one first
+        self._slots = [CacheSlot(index, self.cache.select_sequences(index, index + 1)) for index in range(num_slots)]
+        self._idle = [*self._slots]  # the longest idle one first
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        for slot in self._slots:
+            if slot not in self._idle:  # somebody was writing into it
+                slot.truncate(0)
+                self._idle.append(slot)
 
     def acquire_slot(self, token_ids: Sequence[int], *, exact: bool) -> CacheSlot:
         """The idle slot for a prompt, with as much of it as it holds and may be used.

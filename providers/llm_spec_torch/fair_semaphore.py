@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from llm_spec.provider_kit import reset_in_forked_child
+
 __all__ = ["FairSemaphore"]
 
 
@@ -15,8 +17,13 @@ class FairSemaphore:
     """What `asyncio.Semaphore` is for one event loop, for all of a process: a loaded model outlives loops."""
 
     def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
-        self._num_free = num_places
+        self._num_free = self._num_places
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec import ConfigError, ModelLoadError, Sampling, TokenModel
-from llm_spec.provider_kit import FolderTokenizer, call_in_own_thread, read_json
+from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenModel
+from llm_spec.provider_kit import FolderTokenizer, call_in_own_thread, read_json, reset_in_forked_child
 from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token
@@ -84,6 +84,8 @@ class TorchModel:
         self._options = options
         self._places = FairSemaphore(self.max_requests)
         self._engines = RoundEnginePool()
+        self._is_lost_in_fork = False
+        reset_in_forked_child(self)
         call_in_own_thread(partial(self._load, folder, module))
 
     def make_early_exit_draft(self, layers: int) -> TorchModel:
@@ -91,6 +93,7 @@ class TorchModel:
         if not 1 <= layers < len(self._network.layers):
             raise ConfigError(f"layers is {layers}; the model has {len(self._network.layers)}, give fewer")
         draft = copy.copy(self)
+        reset_in_forked_child(draft)
         call_in_own_thread(partial(draft._use_first_layers, layers))  # noqa: SLF001 - a copy of its own class
         return draft
 
@@ -130,7 +133,16 @@ class TorchModel:
 
     def admit_request(self) -> AbstractAsyncContextManager[None]:
         """Wait for a free cache; see `RequestAdmittingModel`."""
+        if self._is_lost_in_fork:
+            raise TargetError(
+                f"{self.name} was loaded on {self.device} before this process was forked, and CUDA has no forks; load "
+                "it in the child, or start the child with multiprocessing's spawn"
+            )
         return self._places.hold_place()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, which has no part in what the parent has on a CUDA device."""
+        self._is_lost_in_fork = self.device.type == "cuda"
 
     def open_rounds(
         self,

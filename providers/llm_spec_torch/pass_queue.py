@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import TargetError
+from llm_spec.provider_kit import reset_in_forked_child
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.pass_times import PassTimes
 
@@ -80,6 +81,10 @@ class PassQueue:
     """Runs what threads hand in, in order of arrival; passes of one joining runner go together, one of each slot."""
 
     def __init__(self) -> None:
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         self._pass_arrived = threading.Condition(self._lock)  # only who leads waits for it
         self._waiting: list[_PendingPass] = []

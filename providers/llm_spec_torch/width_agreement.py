@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from llm_spec.provider_kit import reset_in_forked_child
+
 __all__ = ["WidthAgreement"]
 
 
@@ -19,6 +21,10 @@ class WidthAgreement:
         self.holds = True
         self._do_widths_agree_at = do_widths_agree_at
         self._checked_key_counts = set(key_counts)
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def check_at(self, num_keys: int) -> float:

@@ -158,5 +158,5 @@ def test_a_context_within_itself() -> None:
     """A request's log context may be entered where it is open already."""
     context = RequestLogContext()
     with context, context:
-        assert "request_id" in structlog.contextvars.get_contextvars()
-    assert "request_id" not in structlog.contextvars.get_contextvars()
+        assert "llm_request_id" in structlog.contextvars.get_contextvars()
+    assert "llm_request_id" not in structlog.contextvars.get_contextvars()

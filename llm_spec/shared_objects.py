@@ -1,0 +1,27 @@
+"""What decoders share by being given the same object: a budget, a limit."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn, Self
+
+from llm_spec.errors import ConfigError
+
+__all__ = ["SharedByDecoders"]
+
+
+class SharedByDecoders:
+    """A copy of a config shares it as well: two of it would allow twice as much. No other process can share it."""
+
+    _config_field: ClassVar[str]  # of SpeculativeConfig
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise ConfigError(
+            f"SpeculativeConfig.{self._config_field} is shared by the decoders of one process and cannot be pickled; "
+            f"pickle dataclasses.replace(config, {self._config_field}=None), and give each process one of its own"
+        )
