@@ -112,22 +112,20 @@ class _OpenedTargets:
     ) -> BridgedSource:
         """What answers for this pair."""
         key = compute_digest((target, draft, config))
-        with self._lock:
-            if key not in self._bridges:
-                self._bridges[key] = BridgedSource(target, draft, config)
-            return self._bridges[key]
+        if key not in self._bridges:
+            with self._lock:
+                self._bridges[key] = self._bridges.get(key) or BridgedSource(target, draft, config)
+        return self._bridges[key]
 
     def get_or_limit(self, source: ProviderSource, timeout: float | None, max_retries: int | None) -> ProviderSource:
         """The same provider, with this timeout and so many retries; None: as it is."""
         key = (id(source), timeout, max_retries)
-        with self._lock:
-            if key not in self._limited:
-                provider = source.provider
-                if not isinstance(provider, SpeculativeDecoder):
-                    provider = SpeculativeDecoder(None, provider)
-                config = _override_timeouts(provider.config, timeout, max_retries)
-                self._limited[key] = ProviderSource(provider.with_config(config))
-            return self._limited[key]
+        if key not in self._limited:
+            provider = source.provider
+            decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
+            config = _override_timeouts(decoder.config, timeout, max_retries)
+            self._limited.setdefault(key, ProviderSource(decoder.with_config(config)))
+        return self._limited[key]
 
 
 def _override_timeouts(config: SpeculativeConfig, timeout: float | None, max_retries: int | None) -> SpeculativeConfig:
