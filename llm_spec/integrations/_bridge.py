@@ -16,15 +16,19 @@ import asyncio
 import atexit
 import os
 import queue
+import selectors
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 __all__ = ["EventLoopBridge", "OpenStream"]
 
@@ -154,7 +158,8 @@ class EventLoopBridge:
         """Leave all that belongs to the parent's threads behind: in a process that was forked."""
         if self._finalizer is not None:
             self._finalizer.detach()
-        # kept for good: what closed these would take from the parent's loop what it waits for
+        if self._thread is not None:
+            self._thread.leave_loop()
         _left_behind.append((self._home_loop, self._thread, self._tasks))
         self._lock, self._tasks = threading.Lock(), set()
         self._home_loop = self._thread = self._finalizer = None
@@ -304,8 +309,9 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._selector = _LeavableSelector()
         self._thread = threading.Thread(
-            target=_run_loop_until_stopped, args=(ready,), name=f"llm_spec {name}", daemon=True
+            target=_run_loop_until_stopped, args=(self._selector, ready), name=f"llm_spec {name}", daemon=True
         )
         self._thread.start()
         self.loop, self._stopping = ready.result()
@@ -315,19 +321,38 @@ class _LoopThread:
         with suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self._stopping.set)
 
+    def leave_loop(self) -> None:
+        """In a forked process: let what is left of the loop's connections not touch those of the parent.
+
+        Its epoll is the parent's, too: whatever is removed from it the parent's loop waits for in vain.
+        """
+        self._selector.close()
+
     def join(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Wait for the end, unless this is that thread."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
 
-def _run_loop_until_stopped(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+class _LeavableSelector(selectors.DefaultSelector):
+    """A selector that knows no files once it is closed, where others raise."""
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        files: Mapping[FileDescriptorLike, selectors.SelectorKey] | None = super().get_map()
+        return {} if files is None else files
+
+
+def _run_loop_until_stopped(
+    selector: selectors.BaseSelector, ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
+) -> None:
     async def wait_for_stop() -> None:
         stopping = asyncio.Event()
         ready.set_result((asyncio.get_running_loop(), stopping))
         await stopping.wait()
 
-    asyncio.run(wait_for_stop())
+    is_forkable = hasattr(os, "fork")  # elsewhere the platform's own loop, which can do more
+    with asyncio.Runner(loop_factory=partial(asyncio.SelectorEventLoop, selector) if is_forkable else None) as runner:
+        runner.run(wait_for_stop())
 
 
 def _get_running_loop() -> asyncio.AbstractEventLoop | None:
