@@ -140,8 +140,7 @@ def _inline_text_file(block: str | _Block) -> str | _Block:
     if text is None:
         return block
     extras = cast("_Block", block.get("extras") or block.get("metadata") or {})
-    named = cast("_Block", block.get("file") or {})
-    name = block.get("filename") or named.get("filename") or extras.get("filename") or block.get("title")
+    name = block.get("filename") or extras.get("filename") or block.get("title")
     return {"type": "text", "text": f"{name}:\n{text}" if name else text} | _find_cache_marks(block)
 
 
@@ -149,8 +148,7 @@ def _read_text_file(block: _Block) -> str | None:
     """The text of a file, None where it is none, or where it is not here."""
     if isinstance(text := block.get("text"), str):
         return text
-    file = block.get("file")
-    address = cast("_Block", file).get("file_data") if isinstance(file, dict) else block.get("url")
+    address = block.get("url")
     mime_type = str(block.get("mime_type") or ("text/plain" if block["type"] == "text-plain" else ""))
     data = block.get("base64") or block.get("data")
     try:

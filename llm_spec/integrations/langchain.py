@@ -252,16 +252,15 @@ class SpeculativeChatModel(BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
-        provider, model = split_provider_name(self._target_name)
+        provider, model = split_provider_name(self._target_provider.name)
         params["ls_provider"] = provider or self._llm_type
         params["ls_model_name"] = str(kwargs.get("model", model))
         return params
 
     @property
-    def _target_name(self) -> str:
-        """The target's name alone, by which lists of prices know it."""
+    def _target_provider(self) -> LlmProvider:
         provider = self._bridge.source.provider
-        return provider.target_name if isinstance(provider, SpeculativeDecoder) else provider.name
+        return provider.target if isinstance(provider, SpeculativeDecoder) else provider
 
     def get_num_tokens(self, text: str) -> int:
         """How many tokens a text has: exactly where the target runs in this process, else about so many."""
@@ -287,7 +286,7 @@ class SpeculativeChatModel(BaseChatModel):
         return count_tokens_approximately(messages, tools=cast("Any", described) or None)
 
     def _find_tokenizer(self) -> Tokenizer | None:
-        model = self._bridge.source.provider.capabilities.token_model
+        model = self._target_provider.capabilities.token_model
         return None if model is None else model.tokenizer
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
@@ -325,7 +324,7 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - nobody listens to single tokens here
         **kwargs: Any,
     ) -> ChatResult:
-        builder = ChunkBuilder(self._target_name)
+        builder = ChunkBuilder(self._target_provider.name)
         chunks = list(self._stream_chunks(builder, messages, stop, kwargs))
         return build_chat_result(chunks, builder.llm_output)
 
@@ -336,7 +335,7 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - as above
         **kwargs: Any,
     ) -> ChatResult:
-        builder = ChunkBuilder(self._target_name)
+        builder = ChunkBuilder(self._target_provider.name)
         async with aclosing(self._astream_chunks(builder, messages, stop, kwargs)) as chunks:
             return build_chat_result([chunk async for chunk in chunks], builder.llm_output)
 
@@ -347,7 +346,7 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        builder = ChunkBuilder(self._target_name, has_usage=kwargs.get("stream_usage") is not False)
+        builder = ChunkBuilder(self._target_provider.name, has_usage=kwargs.get("stream_usage") is not False)
         return self._stream_chunks(builder, messages, stop, kwargs)
 
     async def _astream(
@@ -357,7 +356,7 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk]:
-        builder = ChunkBuilder(self._target_name, has_usage=kwargs.get("stream_usage") is not False)
+        builder = ChunkBuilder(self._target_provider.name, has_usage=kwargs.get("stream_usage") is not False)
         async with aclosing(self._astream_chunks(builder, messages, stop, kwargs)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -385,7 +384,7 @@ class SpeculativeChatModel(BaseChatModel):
     ) -> OpenStream[StreamEvent]:
         """What opens the stream of an answer."""
         call_options = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
-        call_options |= _convert_call_options(options)
+        call_options |= _convert_call_options(options, self.extra or {})
         if stop is not None:
             call_options["stop"] = stop
         extra = {name: call_options.pop(name) for name in list(call_options) if name in EXTRA_FIELDS}
@@ -497,7 +496,7 @@ def _require_whole_json(result: list[Generation], *, partial: bool) -> None:
         raise OutputParserException(f"the answer is not valid JSON: {error}", llm_output=text) from error
 
 
-def _convert_call_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_call_options(options: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """A call's keywords as options of a request: what ChatOpenAI takes by habit has its name here."""
     converted = {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
     for name in _LIMIT_WORDS:
@@ -512,7 +511,7 @@ def _convert_call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if body is not None:
         own = {name: value for name, value in body.items() if name in _OPTIONS and name not in ("extra", "logprobs")}
         others = {name: value for name, value in body.items() if name not in own}
-        converted = own | converted | {"extra": {**converted.get("extra", {}), **others}}
+        converted = own | converted | {"extra": {**converted.get("extra", extra), **others}}
     if isinstance(bias := converted.get("logit_bias"), Mapping):  # JSON has no keys but texts
         converted["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
     if converted.get("tools"):
