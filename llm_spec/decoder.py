@@ -173,9 +173,9 @@ class SpeculativeDecoder:
         return self._target.name if self._draft is None else f"{self._target.name}+{self._draft.name}"
 
     @property
-    def target_name(self) -> str:
-        """What the target alone is called, `provider:model`."""
-        return self._target.name
+    def target(self) -> LlmProvider:
+        """The target as it was given, or opened; what is asked of it goes past the decoder."""
+        return self._target
 
     @property
     def is_target_local(self) -> bool:

@@ -3,23 +3,32 @@
 A provider may hold what belongs to an event loop (connections, locks), so all its work has to happen on one: its home.
 For what an adapter opened itself that is a loop on a thread of its own, which no caller can end too early. A provider
 that the caller made may already be in use on the caller's loop, so there the home is the loop of the first call, and
-calls on it go straight through; a first call from synchronous code has none, and gets the thread. Every other call is
-carried: a task on the home loop does the work, from beginning to end, and its items come back through a queue.
+calls on it go straight through; a first call from synchronous code has none, and gets the thread. Once the caller's
+loop has ended the next call chooses again, as providers work on any number of loops. Every other call is carried: a
+task on the home loop does the work, from beginning to end, and its items come back through a queue.
+
+A process that is forked has its parent's loops, but no thread that runs them. There every bridge begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import queue
+import selectors
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 __all__ = ["EventLoopBridge", "OpenStream"]
 
@@ -28,6 +37,7 @@ T = TypeVar("T")
 OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
 
 _CLOSE_TIMEOUT_S: Final = 10.0  # to end what was under way when the bridge was closed
+_EXIT_TIMEOUT_S: Final = 2.0  # to close connections when the process ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,9 @@ class EventLoopBridge:
     """Brings calls to the home loop of what `name` says.
 
     `owns_loop`: home is a thread of its own from the start, else the loop of the first call. Any method may raise
-    RuntimeError: after `close`, when the home loop has ended, or when a blocking call on the home loop's own thread
-    would wait for itself. Whoever made the bridge closes it: what was carried ends, then `finish()` is awaited at home.
-    A forgotten one takes its thread along.
+    RuntimeError: after `close`, or when a blocking call on the home loop's own thread would wait for itself. Whoever
+    made the bridge closes it: what was carried ends, then `finish()` is awaited at home. A forgotten one takes its
+    thread along, and so does the end of the process.
     """
 
     def __init__(self, name: str, *, owns_loop: bool, finish: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -66,7 +76,9 @@ class EventLoopBridge:
         self._lock = threading.Lock()
         self._home_loop: asyncio.AbstractEventLoop | None = None
         self._thread: _LoopThread | None = None
+        self._finalizer: weakref.finalize[[], EventLoopBridge] | None = None
         self._is_closed = False
+        _bridges.add(self)
 
     # -------------------------------------------------------------------------------------------- calls
 
@@ -90,11 +102,12 @@ class EventLoopBridge:
         try:
             while not isinstance(item := items.get(), _StreamEnd):
                 yield item.value
+                home_task.check_process(self._name)
             item.raise_if_failed(self._name)
         finally:
             home_task.cancel()
             # a forgotten stream may be collected at home, and when the process ends home does not run any more
-            while not (isinstance(item, _StreamEnd) or home_task.is_on_home_loop() or sys.is_finalizing()):
+            while not (isinstance(item, _StreamEnd) or home_task.is_unwaitable() or sys.is_finalizing()):
                 item = items.get()
 
     def astream(self, open_stream: OpenStream[T]) -> AsyncGenerator[T] | _HomeLoopItems[T]:
@@ -135,6 +148,22 @@ class EventLoopBridge:
             if self._finish is not None:
                 await self._finish()
 
+    def stop_at_exit(self) -> None:
+        """End the thread and with it its connections, so that nothing complains of them."""
+        thread = self._stop_thread()
+        if thread is not None:
+            thread.join(_EXIT_TIMEOUT_S)
+
+    def begin_anew(self) -> None:
+        """Leave all that belongs to the parent's threads behind: in a process that was forked."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        if self._thread is not None:
+            self._thread.leave_loop()
+        _left_behind.append((self._home_loop, self._thread, self._tasks))
+        self._lock, self._tasks = threading.Lock(), set()
+        self._home_loop = self._thread = self._finalizer = None
+
     def _stop_thread(self) -> _LoopThread | None:
         with self._lock:
             self._is_closed = True
@@ -151,9 +180,16 @@ class EventLoopBridge:
             return False
         with self._lock:
             self._raise_if_closed()
+            self._forget_ended_home()
             if may_become and self._home_loop is None and not self._owns_loop:
                 self._home_loop = running
             return self._home_loop is running
+
+    def _forget_ended_home(self) -> None:
+        """A caller's loop that has ended is no home."""
+        if self._thread is None and self._home_loop is not None and not self._home_loop.is_running():
+            self._home_loop = None
+            self._tasks.clear()  # they ended with it
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:
@@ -165,14 +201,12 @@ class EventLoopBridge:
         """Start the work as a task at home; its items and its end are given to `put` there."""
         with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
             self._raise_if_closed()
+            self._forget_ended_home()
             if self._home_loop is None:
                 self._thread = _LoopThread(self._name)
                 self._home_loop = self._thread.loop
-                weakref.finalize(self, self._thread.stop).atexit = False  # at exit a daemon thread just ends
-            if not self._home_loop.is_running():
-                raise RuntimeError(
-                    f"{self._name} belongs to the event loop that used it first, which has ended; make another"
-                )
+                self._finalizer = weakref.finalize(self, self._thread.stop)
+                self._finalizer.atexit = False  # `stop_at_exit` waits for the end, too
             home_task = _HomeLoopTask(self._home_loop, open_stream, put)
             self._home_loop.call_soon_threadsafe(home_task.start, self._tasks)
         return home_task
@@ -191,6 +225,7 @@ class _HomeLoopTask(Generic[T]):
         self._opens = open_stream
         self._put = put
         self._task: asyncio.Task[None] | None = None
+        self._process_id = os.getpid()
 
     def start(self, tasks: set[asyncio.Task[None]]) -> None:
         self._task = self._loop.create_task(self._put_stream_items())
@@ -198,13 +233,21 @@ class _HomeLoopTask(Generic[T]):
         self._task.add_done_callback(tasks.discard)
         self._task.add_done_callback(self._put_stream_end)
 
-    def is_on_home_loop(self) -> bool:
-        """Whether this is the thread that does the work."""
-        return _get_running_loop() is self._loop
+    def check_process(self, name: str) -> None:
+        """Raise RuntimeError in a process that was forked from the one that does the work."""
+        if self._is_of_parent():
+            raise RuntimeError(f"{name} answers in the parent of this process; ask anew after a fork")
+
+    def is_unwaitable(self) -> bool:
+        """Whether waiting here would last for ever: in the thread that does the work, or in another process."""
+        return _get_running_loop() is self._loop or self._is_of_parent()
+
+    def _is_of_parent(self) -> bool:
+        return os.getpid() != self._process_id
 
     def cancel(self) -> None:
         """End the work, from any thread; after its end this does nothing."""
-        if self._task is None or not self._task.done():
+        if not self._is_of_parent() and (self._task is None or not self._task.done()):
             self._loop.call_soon_threadsafe(self._cancel_on_its_loop)
 
     def _cancel_on_its_loop(self) -> None:  # runs after `start`: a loop keeps the order of its callbacks
@@ -266,8 +309,9 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._selector = _LeavableSelector()
         self._thread = threading.Thread(
-            target=_run_loop_until_stopped, args=(ready,), name=f"llm_spec {name}", daemon=True
+            target=_run_loop_until_stopped, args=(self._selector, ready), name=f"llm_spec {name}", daemon=True
         )
         self._thread.start()
         self.loop, self._stopping = ready.result()
@@ -277,19 +321,38 @@ class _LoopThread:
         with suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self._stopping.set)
 
-    def join(self) -> None:
+    def leave_loop(self) -> None:
+        """In a forked process: let what is left of the loop's connections not touch those of the parent.
+
+        Its epoll is the parent's, too: whatever is removed from it the parent's loop waits for in vain.
+        """
+        self._selector.close()
+
+    def join(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Wait for the end, unless this is that thread."""
         if threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSE_TIMEOUT_S)
+            self._thread.join(timeout_s)
 
 
-def _run_loop_until_stopped(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+class _LeavableSelector(selectors.DefaultSelector):
+    """A selector that knows no files once it is closed, where others raise."""
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        files: Mapping[FileDescriptorLike, selectors.SelectorKey] | None = super().get_map()
+        return {} if files is None else files
+
+
+def _run_loop_until_stopped(
+    selector: selectors.BaseSelector, ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
+) -> None:
     async def wait_for_stop() -> None:
         stopping = asyncio.Event()
         ready.set_result((asyncio.get_running_loop(), stopping))
         await stopping.wait()
 
-    asyncio.run(wait_for_stop())
+    is_forkable = hasattr(os, "fork")  # elsewhere the platform's own loop, which can do more
+    with asyncio.Runner(loop_factory=partial(asyncio.SelectorEventLoop, selector) if is_forkable else None) as runner:
+        runner.run(wait_for_stop())
 
 
 def _get_running_loop() -> asyncio.AbstractEventLoop | None:
@@ -307,3 +370,22 @@ async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGen
 
     async with aclosing(iterate_single_value()) as stream:
         yield stream
+
+
+_bridges: Final[weakref.WeakSet[EventLoopBridge]] = weakref.WeakSet()
+_left_behind: Final[list[object]] = []
+
+
+def _stop_all_at_exit() -> None:
+    for bridge in list(_bridges):
+        bridge.stop_at_exit()
+
+
+def _begin_all_anew() -> None:
+    for bridge in list(_bridges):
+        bridge.begin_anew()
+
+
+atexit.register(_stop_all_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_all_anew)

@@ -38,5 +38,5 @@ def describe_target(provider: LlmProvider, given: LlmProvider | str) -> Target:
     address = ProviderSpec.parse(given).base_url if isinstance(given, str) else None
     url = None if address is None else _CREDENTIALS.sub("//", address).partition("?")[0]
     if isinstance(provider, SpeculativeDecoder):
-        return Target(*split_name(provider.target_name), url, provider.is_target_local)
+        return Target(*split_name(provider.target.name), url, provider.is_target_local)
     return Target(*split_name(provider.name), url, provider.capabilities.token_model is not None)

@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel, generate_from_stream
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
-from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
-from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, Generation
+from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.json import parse_json_markdown
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PrivateAttr,
+    SkipValidation,
+    model_validator,
+)
 from pydantic_core import core_schema
 
-from llm_spec.chat import (
-    ChatRequest,
-    Finish,
-    ReasoningDelta,
-    RequestOptions,
-    StreamEvent,
-    TextDelta,
-    ToolCallDelta,
-    Usage,
-)
+from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, StreamEvent
 from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.local import Tokenizer
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import OpenStream
-from llm_spec.integrations._shared import BridgedSource, convert_logprob_options, describe_finish_as_json
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.integrations._identity import compute_digest
+from llm_spec.integrations._langchain_errors import acheck_refusal, check_refusal, raise_as_langchain_errors
+from llm_spec.integrations._langchain_messages import (
+    ChunkBuilder,
+    build_chat_result,
+    convert_langchain_messages,
+    separate_invalid_tool_calls,
+    split_provider_name,
+    sum_token_usage,
+)
+from llm_spec.integrations._shared import BridgedSource, ProviderSource, convert_logprob_options
 from llm_spec.request_fields import EXTRA_FIELDS
 
 __all__ = ["SpeculativeChatModel"]
@@ -64,10 +76,9 @@ _OPTIONS: Final = (  # fields of the model that are options of a request
     "extra",
 )
 
-_NOT_OPTIONS: Final = ("stream",)  # what LangChain's own machinery leaves in a call's keywords
-
-# content blocks of an answer that are no content in OpenAI's form: calls are fields there, reasoning does not go back
-_NON_CONTENT_TYPES: Final = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "reasoning", "thinking")
+_NOT_OPTIONS: Final = ("stream", "stream_usage", "timeout")  # of a call: read elsewhere, or of LangChain's machinery
+_TOKENS_AROUND_A_MESSAGE: Final = 3  # of a chat template, as LangChain estimates them
+_LIMIT_WORDS: Final = ("max_completion_tokens", "max_output_tokens")  # OpenAI's for `max_tokens`
 
 Schema: TypeAlias = dict[str, Any] | type
 Tool: TypeAlias = dict[str, Any] | type | Callable[..., Any] | BaseTool
@@ -75,6 +86,54 @@ Tool: TypeAlias = dict[str, Any] | type | Callable[..., Any] | BaseTool
 _Config: TypeAlias = Annotated[
     SpeculativeConfig, GetPydanticSchema(lambda _, __: core_schema.is_instance_schema(SpeculativeConfig))
 ]
+
+
+class _OpenedTargets:
+    """What a model has opened, each once; for the copies, too, that LangChain makes of it for other fields."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bridges: dict[str, BridgedSource] = {}
+        self._limited: dict[tuple[int, float | None, int | None], ProviderSource] = {}
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    @property
+    def bridges(self) -> list[BridgedSource]:
+        """All that is open."""
+        return list(self._bridges.values())
+
+    def get_or_open(
+        self,
+        target: LlmProvider | str,
+        draft: DraftProvider | LlmProvider | str | None,
+        config: SpeculativeConfig | None,
+    ) -> BridgedSource:
+        """What answers for this pair."""
+        key = compute_digest((target, draft, config))
+        if key not in self._bridges:
+            with self._lock:
+                self._bridges[key] = self._bridges.get(key) or BridgedSource(target, draft, config)
+        return self._bridges[key]
+
+    def get_or_limit(self, source: ProviderSource, timeout: float | None, max_retries: int | None) -> ProviderSource:
+        """The same provider, with this timeout and so many retries; None: as it is."""
+        key = (id(source), timeout, max_retries)
+        if key not in self._limited:
+            provider = source.provider
+            decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
+            config = _override_timeouts(decoder.config, timeout, max_retries)
+            self._limited.setdefault(key, ProviderSource(decoder.with_config(config)))
+        return self._limited[key]
+
+
+def _override_timeouts(config: SpeculativeConfig, timeout: float | None, max_retries: int | None) -> SpeculativeConfig:
+    if timeout is not None:
+        config = replace(config, timeouts=Timeouts(first_chunk_s=timeout, between_chunks_s=timeout))
+    if max_retries is not None:
+        config = replace(config, retry=replace(config.retry, max_attempts=max_retries + 1))
+    return config
 
 
 class SpeculativeChatModel(BaseChatModel):
@@ -86,14 +145,17 @@ class SpeculativeChatModel(BaseChatModel):
     `target` is a provider, typically a `SpeculativeDecoder`, or a string for a decoder to be made with `draft` and
     `config`. What strings name is opened at once, used on an event loop of the model's own thread, whoever calls, and
     closed by `close` or `aclose`. A provider stays the caller's, and works on one event loop: that of the first
-    asynchronous call, or the model's thread where the first call is synchronous. Other calls are carried there.
-    RuntimeError says so where that cannot be: the loop has ended, or a synchronous call is made on that very loop.
+    asynchronous call, or the model's thread where the first call is synchronous. Other calls are carried there. Once
+    that loop has ended, the next call's takes its place. A synchronous call on that very loop raises RuntimeError.
 
     `timeout` (how many seconds the target may be silent) and `max_retries` come before what `config`, or a decoder's
     own, says of them. The other fields are options of `ChatRequest`, for each call unless its own keywords say
-    otherwise; a call also takes the fields of docs/request-fields.md by their names (`reasoning_effort`, `user`, …).
-    Keys belong to providers, so they are no fields here. Errors are this library's.
+    otherwise; a call also takes the fields of docs/request-fields.md by their names (`reasoning_effort`, `user`, …),
+    and `extra_body`, `max_completion_tokens`, `stream_usage` and `timeout` as ChatOpenAI does.
+    Keys belong to providers, so they are no fields here. Errors are this library's, and LangChain's where it has a word
+    for them (`ModelRateLimitError`, `ContextOverflowError`, …).
     A message's `response_metadata["llm_spec"]` tells how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
+    Its `additional_kwargs` keep what goes back with it: `reasoning_content`, `reasoning_details`, `thinking_blocks`.
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, protected_namespaces=())
@@ -121,35 +183,30 @@ class SpeculativeChatModel(BaseChatModel):
     top_logprobs: int | None = None
     extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)  # goes to a server as it is
 
+    opened: Annotated[_OpenedTargets | None, SkipValidation] = Field(default=None, exclude=True, repr=False)
+    """What this model has opened; copies that LangChain makes of its fields share it."""
+
     _bridge: BridgedSource = PrivateAttr()
 
     @model_validator(mode="after")
     def _open_bridge(self) -> Self:
-        target, config = self.target, self.config
-        if self.timeout is not None or self.max_retries is not None:
-            if isinstance(target, SpeculativeDecoder) and self.draft is None and config is None:
-                target = target.with_config(self._override_timeouts(target.config))
-            else:
-                config = self._override_timeouts(config or SpeculativeConfig())
-        self._bridge = BridgedSource(target, self.draft, config)
+        opened = self.opened or _OpenedTargets()
+        self.__dict__["opened"] = opened  # no assignment: that would validate, and so come here, again
+        self._bridge = opened.get_or_open(self.target, self.draft, self.config)
         return self
-
-    def _override_timeouts(self, config: SpeculativeConfig) -> SpeculativeConfig:
-        """A config with this model's own timeout and retries."""
-        if self.timeout is not None:
-            timeouts = Timeouts(first_chunk_s=self.timeout, between_chunks_s=self.timeout)
-            config = replace(config, timeouts=timeouts)
-        if self.max_retries is not None:
-            config = replace(config, retry=replace(config.retry, max_attempts=self.max_retries + 1))
-        return config
 
     def close(self) -> None:
         """Close what was opened from strings, and end the thread and what it was doing; twice is harmless."""
-        self._bridge.close()
+        for bridge in self._list_bridges():
+            bridge.close()
 
     async def aclose(self) -> None:
         """As `close`."""
-        await self._bridge.aclose()
+        for bridge in self._list_bridges():
+            await bridge.aclose()
+
+    def _list_bridges(self) -> list[BridgedSource]:
+        return [] if self.opened is None else self.opened.bridges
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +227,7 @@ class SpeculativeChatModel(BaseChatModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         yield "model_name", self.model_name
-        yield from ((name, value) for name, value in self._identifying_params.items() if name != "model_name")
+        yield from self._get_option_fields().items()
 
     # --------------------------------------------------------------------------- what LangChain asks for
 
@@ -178,34 +235,109 @@ class SpeculativeChatModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "llm_spec"
 
+    def _get_option_fields(self) -> dict[str, Any]:
+        """Fields that are options of a request, but for `extra`, which may hold secrets."""
+        values = {name: getattr(self, name) for name in _OPTIONS if name != "extra"}
+        return {name: value for name, value in values.items() if value is not None}
+
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        params = {name: getattr(self, name) for name in _OPTIONS if name != "extra"}
-        return {"model_name": self.model_name} | {name: value for name, value in params.items() if value is not None}
+        """By these, caches know a model from others. An address, `config` and `extra` are told by a digest alone."""
+        parts = (self.target, self.draft, self.config, self.extra, self.timeout, self.max_retries)
+        return {"model_name": self.model_name, "configuration": compute_digest(parts)} | self._get_option_fields()
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """What a cached answer belongs to; options of a call may hold secrets, too."""
+        return f"{self._llm_type} {self.model_name} {compute_digest(super()._get_llm_string(stop=stop, **kwargs))}"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
-        params["ls_provider"] = self._llm_type
+        provider, model = split_provider_name(self._target_provider.name)
+        params["ls_provider"] = provider or self._llm_type
+        params["ls_model_name"] = str(kwargs.get("model", model))
         return params
 
-    def _generate(
+    @property
+    def _target_provider(self) -> LlmProvider:
+        provider = self._bridge.source.provider
+        return provider.target if isinstance(provider, SpeculativeDecoder) else provider
+
+    def get_num_tokens(self, text: str) -> int:
+        """How many tokens a text has: exactly where the target runs in this process, else about so many."""
+        if self.custom_get_token_ids is None and self._find_tokenizer() is None:
+            return count_tokens_approximately([text], extra_tokens_per_message=0)
+        return len(self.get_token_ids(text))
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The ids of a text's tokens, which only `custom_get_token_ids` or a target in this process can tell."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        tokenizer = self._find_tokenizer()
+        if tokenizer is None:
+            raise InvalidRequestError(f"{self.model_name} tells no ids of tokens; set custom_get_token_ids")
+        return tokenizer.encode(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None) -> int:
+        """About how many tokens these messages, with these tools, are."""
+        described = [convert_to_openai_tool(tool) for tool in tools or ()]
+        if self.custom_get_token_ids is not None or self._find_tokenizer() is not None:
+            texts = [message.text for message in messages] + [json.dumps(tool) for tool in described]
+            return sum(self.get_num_tokens(text) + _TOKENS_AROUND_A_MESSAGE for text in texts)
+        return count_tokens_approximately(messages, tools=cast("Any", described) or None)
+
+    def _find_tokenizer(self) -> Tokenizer | None:
+        model = self._target_provider.capabilities.token_model
+        return None if model is None else model.tokenizer
+
+    def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
+        told = [output for output in llm_outputs if output is not None]
+        if not told:
+            return {}
+        usages = [output["token_usage"] for output in told if "token_usage" in output]
+        combined = {name: value for name, value in told[0].items() if name != "token_usage"}
+        return combined | ({"token_usage": reduce(sum_token_usage, usages)} if usages else {})
+
+    def _generate_with_cache(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+        """A whole answer, also where LangChain puts it together of chunks because something listens to them."""
+        return separate_invalid_tool_calls(super()._generate_with_cache(messages, stop, run_manager, **kwargs))
 
-    async def _agenerate(
+    async def _agenerate_with_cache(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        async with aclosing(self._astream(messages, stop, run_manager, **kwargs)) as chunks:
-            return generate_from_stream(iter([chunk async for chunk in chunks]))
+        result = await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+        return separate_invalid_tool_calls(result)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - nobody listens to single tokens here
+        **kwargs: Any,
+    ) -> ChatResult:
+        builder = ChunkBuilder(self._target_provider.name)
+        chunks = list(self._stream_chunks(builder, messages, stop, kwargs))
+        return build_chat_result(chunks, builder.llm_output)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - as above
+        **kwargs: Any,
+    ) -> ChatResult:
+        builder = ChunkBuilder(self._target_provider.name)
+        async with aclosing(self._astream_chunks(builder, messages, stop, kwargs)) as chunks:
+            return build_chat_result([chunk async for chunk in chunks], builder.llm_output)
 
     def _stream(
         self,
@@ -214,9 +346,8 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(self._bridge.stream(self._build_stream_opener(messages, stop, kwargs))) as events:
-            for event in events:
-                yield from _convert_event_to_langchain_chunk(event, self.model_name)
+        builder = ChunkBuilder(self._target_provider.name, has_usage=kwargs.get("stream_usage") is not False)
+        return self._stream_chunks(builder, messages, stop, kwargs)
 
     async def _astream(
         self,
@@ -225,26 +356,52 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk]:
-        async with aclosing(self._bridge.astream(self._build_stream_opener(messages, stop, kwargs))) as events:
-            async for event in events:
-                for chunk in _convert_event_to_langchain_chunk(event, self.model_name):
-                    yield chunk
+        builder = ChunkBuilder(self._target_provider.name, has_usage=kwargs.get("stream_usage") is not False)
+        async with aclosing(self._astream_chunks(builder, messages, stop, kwargs)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _stream_chunks(
+        self, builder: ChunkBuilder, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> Iterator[ChatGenerationChunk]:
+        open_stream = self._build_stream_opener(messages, stop, options)
+        with raise_as_langchain_errors(), closing(self._bridge.stream(open_stream)) as events:
+            for event in events:
+                yield from builder.convert(event)
+
+    async def _astream_chunks(
+        self, builder: ChunkBuilder, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> AsyncGenerator[ChatGenerationChunk]:
+        open_stream = self._build_stream_opener(messages, stop, options)
+        with raise_as_langchain_errors():
+            async with aclosing(self._bridge.astream(open_stream)) as events:
+                async for event in events:
+                    for chunk in builder.convert(event):
+                        yield chunk
 
     def _build_stream_opener(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
     ) -> OpenStream[StreamEvent]:
         """What opens the stream of an answer."""
         call_options = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
-        call_options |= {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
+        call_options |= _convert_call_options(options, self.extra or {})
         if stop is not None:
             call_options["stop"] = stop
-        given = [name for name in call_options if name in EXTRA_FIELDS]  # OpenAI's words are a habit with bind_tools
-        if given:
-            fields = {name: call_options.pop(name) for name in given}
-            call_options["extra"] = {**call_options.get("extra", {}), **fields}
+        extra = {name: call_options.pop(name) for name in list(call_options) if name in EXTRA_FIELDS}
+        if extra:  # OpenAI's words are a habit with bind_tools
+            call_options["extra"] = {**call_options.get("extra", {}), **extra}
         request_options = cast("RequestOptions", convert_logprob_options(call_options))
-        request = ChatRequest.create(_convert_langchain_messages(messages), **request_options)
-        return partial(self._bridge.source.stream, request)
+        request = ChatRequest.create(convert_langchain_messages(messages), **request_options)
+        return partial(self._find_source(options.get("timeout")).stream, request)
+
+    def _find_source(self, call_timeout: float | None) -> ProviderSource:
+        """What to ask, under this model's own timeout and retries and the call's timeout."""
+        timeout = self.timeout if call_timeout is None else call_timeout
+        source = self._bridge.source
+        if timeout is None and self.max_retries is None:
+            return source
+        assert self.opened is not None  # noqa: S101 - since it was made
+        return self.opened.get_or_limit(source, timeout, self.max_retries)
 
     # ------------------------------------------------------------------------------ tools and structure
 
@@ -262,9 +419,7 @@ class SpeculativeChatModel(BaseChatModel):
         None as the model likes, "none" or False for none. `strict` goes into the tools; `kwargs` are call keywords.
         """
         functions = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        choice = _convert_tool_choice_from_langchain(
-            tool_choice, [function["function"]["name"] for function in functions]
-        )
+        choice = _convert_tool_choice_from_langchain(tool_choice, _list_tool_names(functions))
         return self.bind(tools=functions, **({} if choice is None else {"tool_choice": choice}), **kwargs)
 
     def with_structured_output(
@@ -290,8 +445,9 @@ class SpeculativeChatModel(BaseChatModel):
         if method == "function_calling":
             assert schema is not None  # noqa: S101 - checked above
             name = convert_to_openai_tool(schema)["function"]["name"]
+            others = kwargs.pop("tools", None) or ()
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
-            answer_chain = self.bind_tools([schema], **kwargs)
+            answer_chain = self.bind_tools([schema, *others], **kwargs)
             parser = (
                 PydanticToolsParser(tools=[cast("type[BaseModel]", schema)], first_tool_only=True)
                 if is_class
@@ -299,15 +455,79 @@ class SpeculativeChatModel(BaseChatModel):
             )
         elif method in ("json_schema", "json_mode"):
             response_format = _build_response_format(schema if method == "json_schema" else None, strict)
-            answer_chain = self.bind(response_format=response_format, ls_structured_output_format=traced, **kwargs)
+            options = {"response_format": response_format, "ls_structured_output_format": traced, **kwargs}
+            tools = options.pop("tools", None)
+            answer_chain = self.bind_tools(tools, strict=strict, **options) if tools else self.bind(**options)
             parser = (
-                PydanticOutputParser(pydantic_object=cast("type[BaseModel]", schema))
+                _WholePydanticOutputParser(pydantic_object=cast("type[BaseModel]", schema))
                 if is_class
-                else JsonOutputParser()
+                else _WholeJsonOutputParser()
             )
         else:
             raise InvalidRequestError(f"method is {method!r}; it must be function_calling, json_schema or json_mode")
-        return _return_raw_and_parsed(answer_chain, parser) if include_raw else answer_chain | parser
+        checked_parser = RunnableGenerator(check_refusal, acheck_refusal) | parser
+        return _return_raw_and_parsed(answer_chain, checked_parser) if include_raw else answer_chain | checked_parser
+
+
+class _WholeJsonOutputParser(JsonOutputParser):
+    """Reads an answer that has ended, of which half an object is none."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _require_whole_json(result, partial=partial)
+        return super().parse_result(result, partial=partial)
+
+
+class _WholePydanticOutputParser(PydanticOutputParser[Any]):
+    """As `_WholeJsonOutputParser`, for a class."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _require_whole_json(result, partial=partial)
+        return super().parse_result(result, partial=partial)
+
+
+def _require_whole_json(result: list[Generation], *, partial: bool) -> None:
+    """Raise OutputParserException where a whole answer is no whole JSON; LangChain's parsers would complete it."""
+    if partial:
+        return
+    text = result[0].text
+    try:
+        parse_json_markdown(text, parser=json.loads)
+    except ValueError as error:
+        raise OutputParserException(f"the answer is not valid JSON: {error}", llm_output=text) from error
+
+
+def _convert_call_options(options: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's keywords as options of a request: what ChatOpenAI takes by habit has its name here."""
+    converted = {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
+    for name in _LIMIT_WORDS:
+        if name not in converted:
+            continue
+        limit = converted.pop(name)
+        if converted.setdefault("max_tokens", limit) != limit:
+            raise InvalidRequestError(
+                f"max_tokens is {converted['max_tokens']} and {name} is {limit}; give one of them"
+            )
+    body = converted.pop("extra_body", None)
+    if body is not None:
+        own = {name: value for name, value in body.items() if name in _OPTIONS and name not in ("extra", "logprobs")}
+        others = {name: value for name, value in body.items() if name not in own}
+        converted = own | converted | {"extra": {**converted.get("extra", extra), **others}}
+    if isinstance(bias := converted.get("logit_bias"), Mapping):  # JSON has no keys but texts
+        converted["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
+    if converted.get("tools"):
+        converted["tools"] = [convert_to_openai_tool(tool) for tool in converted["tools"]]
+        choice, names = converted.get("tool_choice"), _list_tool_names(converted["tools"])
+        converted["tool_choice"] = _convert_tool_choice_from_langchain(choice, names)
+    if isinstance(schema := converted.get("response_format"), type):
+        converted["response_format"] = _build_response_format(schema, strict=True)
+    if isinstance(guess := converted.get("prediction"), Mapping):
+        converted["prediction"] = ChatMessage.from_openai({"role": "user", "content": guess.get("content")}).text
+    return converted
+
+
+def _list_tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of tools; those that a vendor runs may have none."""
+    return [name for tool in tools if (name := tool.get("function", tool.get("custom", tool)).get("name"))]
 
 
 def _convert_tool_choice_from_langchain(
@@ -328,67 +548,17 @@ def _convert_tool_choice_from_langchain(
 def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
     if schema is None:
         return {"type": "json_object"}
-    named = {"name": convert_to_openai_tool(schema)["function"]["name"], "schema": convert_to_json_schema(schema)}
+    named = {
+        "name": convert_to_openai_tool(schema)["function"]["name"],
+        "schema": convert_to_json_schema(schema, strict=strict),
+    }
     return {"type": "json_schema", "json_schema": named if strict is None else named | {"strict": strict}}
 
 
 def _return_raw_and_parsed(
-    answer_chain: Runnable[LanguageModelInput, AIMessage], parser: BaseOutputParser[Any]
+    answer_chain: Runnable[LanguageModelInput, AIMessage], parser: Runnable[Any, Any]
 ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
     """The answer beside what it was parsed to, or beside what went wrong."""
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=answer_chain) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
-
-
-# ------------------------------------------------------------------------------------------------ messages
-
-
-def _convert_langchain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form."""
-    converted = convert_to_openai_messages(messages)
-    for message in converted:
-        if message["role"] == "assistant" and isinstance(message["content"], list):
-            parts = [part for part in message["content"] if part.get("type") not in _NON_CONTENT_TYPES]
-            is_text = all(part.get("type") == "text" for part in parts)
-            message["content"] = "".join(part["text"] for part in parts) if is_text else parts
-    return converted
-
-
-def _convert_event_to_langchain_chunk(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk]:
-    """An event as LangChain's chunk, if it is of those that have one; the finish is the one with usage."""
-    match event:
-        case TextDelta():
-            logprobs = build_chat_logprobs(event.logprobs)
-            info = None if logprobs is None else {"logprobs": logprobs}
-            yield ChatGenerationChunk(message=AIMessageChunk(content=event.text), generation_info=info)
-        case ReasoningDelta():
-            message = AIMessageChunk(content="", additional_kwargs={"reasoning_content": event.text})
-            yield ChatGenerationChunk(message=message)
-        case ToolCallDelta():
-            piece = tool_call_chunk(name=event.name, args=event.arguments, id=event.id, index=event.index)
-            yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[piece]))
-        case Finish():
-            message = AIMessageChunk(
-                content="",
-                response_metadata={
-                    "model_name": model_name,
-                    "finish_reason": event.finish_reason,
-                    "llm_spec": describe_finish_as_json(event),
-                },
-                usage_metadata=None if event.usage is None else _convert_usage_to_langchain(event.usage),
-                chunk_position="last",
-            )
-            yield ChatGenerationChunk(message=message)
-        case _:
-            pass  # rounds, fallbacks and retries are no part of an answer
-
-
-def _convert_usage_to_langchain(usage: Usage) -> UsageMetadata:
-    return UsageMetadata(
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        total_tokens=usage.input_tokens + usage.output_tokens,
-        input_token_details=InputTokenDetails(cache_read=usage.cached_input_tokens),
-        output_token_details=OutputTokenDetails(reasoning=usage.reasoning_tokens),
-    )

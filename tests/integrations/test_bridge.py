@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -101,13 +103,16 @@ async def test_a_blocking_call_that_would_wait_for_itself_is_refused() -> None:
         bridge.run(numbers.one)
 
 
-def test_a_home_that_has_ended_is_told() -> None:
+@pytest.mark.parametrize("first", ["loop", "thread"])
+def test_a_home_that_has_ended_is_left(first: str) -> None:
+    """A caller's provider works on any number of loops, one after another, and on a thread's."""
     numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=False)
-    asyncio.run(bridge.arun(numbers.one))
-    with pytest.raises(RuntimeError, match="which has ended; make another"):
-        asyncio.run(bridge.arun(numbers.one))
-    with pytest.raises(RuntimeError, match="which has ended; make another"):
-        bridge.run(numbers.one)
+    found = [bridge.run(numbers.one)] if first == "thread" else []
+    found += [asyncio.run(bridge.arun(numbers.one)) for _ in range(2)]
+    found += [bridge.run(numbers.one), asyncio.run(bridge.arun(numbers.one))]
+    assert set(found) == {1}
+    assert len(set(map(id, numbers.loops))) == (1 if first == "thread" else 3)
+    bridge.close()
 
 
 @pytest.mark.parametrize("owns_loop", [True, False])
@@ -272,3 +277,125 @@ def test_a_forgotten_bridge_takes_its_thread_along() -> None:
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
+
+
+# ------------------------------------------------------------------------------------- processes and their end
+
+IS_FORKABLE = pytest.mark.skipif(sys.platform != "linux", reason="forks")
+FORKED = """
+import asyncio, os, sys, threading
+from llm_spec.integrations._bridge import EventLoopBridge
+
+class Connection:
+    async def ask(self):  # as an HTTP client's: of the loop that opened it, whose selector it is in
+        loop = asyncio.get_running_loop()
+        if loop not in self.held:
+            ours, theirs = socket.socketpair()
+            self.held[loop] = (await asyncio.open_connection(sock=ours), theirs)
+        (reader, _), theirs = self.held[loop]
+        theirs.send(b"answer\\n")
+        return (await reader.readline()).decode().strip()
+
+import socket
+connection = Connection()
+connection.held = {}
+async def use_other_loop(bridge):
+    return await bridge.arun(connection.ask)
+
+def ask(bridge):
+    return [bridge.run(connection.ask), asyncio.run(use_other_loop(bridge))]
+
+def check_child(bridge):
+    ENDING
+    pid = os.fork()
+    if not pid:
+        print("child", *ask(bridge), flush=True)
+        leave()
+    assert os.waitpid(pid, 0)[1] == 0
+
+bridge = EventLoopBridge("a", owns_loop=OWNS_LOOP)
+print("parent", *ask(bridge), flush=True)
+for _ in range(2):
+    check_child(bridge)
+    print("parent", *ask(bridge), flush=True)
+"""
+
+
+@IS_FORKABLE
+@pytest.mark.parametrize("ending", ["leave = sys.exit", "leave = lambda: os._exit(0)", "leave = bridge.close"])
+@pytest.mark.parametrize("owns_loop", [True, False])
+def test_a_forked_process_begins_anew(owns_loop: bool, ending: str) -> None:
+    """It answers, however often the parent has; and the parent answers afterwards, however the child ended."""
+    program = FORKED.replace("ENDING", ending).replace("OWNS_LOOP", str(owns_loop))
+    if "close" in ending:
+        program = program.replace("        leave()\n", "        leave()\n        sys.exit()\n")
+    ended = run_program(program)
+    asked = ["answer answer"] * 5
+    assert ended.stdout.splitlines() == [
+        f"{who} {said}" for who, said in zip(["parent", "child", "parent", "child", "parent"], asked, strict=True)
+    ]
+
+
+@IS_FORKABLE
+def test_a_stream_that_the_parent_began_is_told_in_the_child() -> None:
+    """In one error, in place of waiting for a thread that is not there."""
+    ended = run_program("""
+import os
+from contextlib import asynccontextmanager
+from llm_spec.integrations._bridge import EventLoopBridge
+
+@asynccontextmanager
+async def open_numbers():
+    async def count():
+        for number in range(3):
+            yield number
+    yield count()
+
+bridge = EventLoopBridge("numbers", owns_loop=True)
+numbers = bridge.stream(open_numbers)
+print(next(numbers), flush=True)
+pid = os.fork()
+try:
+    print(*numbers, flush=True)
+except RuntimeError as error:
+    print(error, flush=True)
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
+""")
+    assert sorted(ended.stdout.splitlines()) == [
+        "0",
+        "1 2",
+        "numbers answers in the parent of this process; ask anew after a fork",
+    ]
+
+
+def test_the_end_of_the_process_ends_the_thread_first() -> None:
+    """What its loop holds open is closed by its generators, as by `asyncio.run`."""
+    ended = run_program("""
+import asyncio
+from llm_spec.integrations._bridge import EventLoopBridge
+
+async def hold():
+    try:
+        yield
+    finally:
+        print("closed", flush=True)
+
+held = []
+async def work():
+    held.append(hold())
+    await anext(held[0])
+    return "asked"
+
+print(EventLoopBridge("work", owns_loop=True).run(work))
+bridge = EventLoopBridge("work", owns_loop=True)
+held.clear()
+print(bridge.run(work))
+""")
+    assert ended.stdout.splitlines().count("closed") == 2
+
+
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended

@@ -104,7 +104,8 @@ async def test_the_text_is_the_decoders() -> None:
     assert len(streamed) > 5
     for answer in answers:
         assert answer.response_metadata["finish_reason"] == expected.finish_reason
-        assert answer.response_metadata["model_name"] == decoder.name
+        assert answer.response_metadata["model_name"] == "target"
+        assert answer.response_metadata["model_provider"] == "builtin"
         figures = answer.response_metadata["llm_spec"]
         assert (figures["strategy"], figures["guarantee"], figures["same_text"]) == (
             "tokens",
@@ -131,7 +132,8 @@ async def test_one_chunk_has_the_usage_and_it_is_the_last() -> None:
     }
     assert [block["type"] for block in whole.content_blocks] == ["reasoning", "text"]
     assert whole.response_metadata == {
-        "model_name": "scripted:script",
+        "model_name": "script",
+        "model_provider": "scripted",
         "finish_reason": "stop",
         "llm_spec": {"finish_reason": "stop", "stopped_by": "eos"},
     }
@@ -177,6 +179,7 @@ def test_fields_and_keywords_are_options_of_the_request() -> None:
             "tool_calls": [
                 {"id": "c1", "type": "function", "function": {"name": "find_weather", "arguments": '{"place": "Bern"}'}}
             ],
+            "reasoning_content": "hm",
         },
         {"role": "tool", "content": "Rain.", "tool_call_id": "c1"},
     ]
