@@ -1,0 +1,130 @@
+"""What each adapter supports of what its framework's own model for OpenAI offers: found out, and written in the docs.
+
+    PYTHONPATH=tests python -m integrations.adapters.table --write [NAME]   # in the environment of these tests
+
+writes the table of docs/adapters.md; without `--write` it prints the rows that are not as the framework's own model,
+with what came of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from .probes import Adapter, NotApplicableError
+from .rows import ROWS, Row
+from .with_langchain import LangChain
+from .with_litellm import LiteLlm
+from .with_llm import LlmPlugin
+from .with_openai_agents import OpenAiAgents
+from .with_pydantic_ai import PydanticAi
+
+__all__ = ["ADAPTERS", "PAGE", "Cell", "Outcome", "build_page", "find_cell"]
+
+PAGE: Final = Path(__file__).parents[3] / "docs" / "adapters.md"
+ADAPTERS: Final[Sequence[Adapter]] = (LangChain(), PydanticAi(), OpenAiAgents(), LiteLlm(), LlmPlugin())
+_BEGIN: Final = "<!-- The test of this table writes it: tests/integrations/adapters/table.py -->\n"
+_END: Final = "<!-- end of the table -->\n"
+
+Outcome: TypeAlias = Literal["supported", "more", "refused", "not offered", "not applicable", "ignored", "differs"]
+_WORDS: Final[dict[Outcome, str]] = {"supported": "yes", "more": "yes +", "not offered": "–", "not applicable": "n/a"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What an adapter makes of a row, whole and streamed; `notes` say why something does not apply, or what came."""
+
+    whole: Outcome
+    streamed: Outcome
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return (self.whole, self.streamed)
+
+
+@cache
+def find_cell(adapter: Adapter, row: Row) -> Cell:
+    """Try a row with an adapter and with its framework's own model."""
+    (whole, first), (streamed, second) = (_find_outcome(adapter, row, streamed=streamed) for streamed in (False, True))
+    return Cell(whole, streamed, tuple(dict.fromkeys(note for note in (first, second) if note)))
+
+
+def _find_outcome(adapter: Adapter, row: Row, *, streamed: bool) -> tuple[Outcome, str]:
+    """The outcome, and what there is to say about it."""
+    try:
+        is_offered = row.check(row.try_with(adapter, streamed=streamed, own=True), adapter)
+    except NotApplicableError:
+        is_offered = False
+    try:
+        ours = row.try_with(adapter, streamed=streamed, own=False)
+    except NotApplicableError as reason:
+        return "not applicable", str(reason)
+    if row.check(ours, adapter):
+        return ("supported" if is_offered else "more"), ""
+    if not is_offered:
+        return "not offered", ""
+    if ours.error is None:
+        return ("ignored" if row.is_option else "differs"), row.describe(ours)
+    is_refusal = not ours.bodies and any(word in str(ours.error) for word in row.names)
+    return ("refused" if is_refusal else "differs"), f"{type(ours.error).__name__}: {ours.error}"
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+
+def build_page(page: str) -> str:
+    """The page with the table as it is found."""
+    before, rest = page.split(_BEGIN)
+    _, after = rest.split(_END)
+    return before + _BEGIN + "\n" + _build_table() + "\n" + _END + after
+
+
+def _build_table() -> str:
+    names = [adapter.name for adapter in ADAPTERS]
+    lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    reasons: list[str] = []
+    group = ""
+    for row in ROWS:
+        if row.group != group:
+            group = row.group
+            lines.append(f"| **{group}** |" + " |" * len(names))
+        cells = [_write_cell(find_cell(adapter, row), reasons) for adapter in ADAPTERS]
+        lines.append(f"| {row.title} | {' | '.join(cells)} |")
+    lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
+    return "\n".join(lines) + "\n"
+
+
+def _write_cell(cell: Cell, reasons: list[str]) -> str:
+    words = list(dict.fromkeys(_WORDS.get(outcome, outcome) for outcome in cell.outcomes))
+    text = words[0] if len(words) == 1 else f"{words[0]}, streamed: {words[1]}"
+    if "not applicable" not in cell.outcomes:
+        return text
+    for reason in cell.notes:
+        if reason not in reasons:
+            reasons.append(reason)
+    return f"{text} ({', '.join(str(reasons.index(reason) + 1) for reason in cell.notes)})"
+
+
+def _print_faults(names: Sequence[str]) -> None:
+    for adapter in ADAPTERS:
+        for row in ROWS:
+            if names and adapter.name.strip("`").lower() not in names and row.id not in names:
+                continue
+            cell = find_cell(adapter, row)
+            if not {"supported", "more"}.issuperset(cell.outcomes):
+                notes = " | ".join(re.sub(r"\s+", " ", note)[:300] for note in cell.notes)
+                print(f"{adapter.name:14} {row.id:28} {cell.whole} / {cell.streamed}: {notes}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        PAGE.write_text(build_page(PAGE.read_text("utf-8")), "utf-8")
+    else:
+        _print_faults([name.lower() for name in sys.argv[1:]])
