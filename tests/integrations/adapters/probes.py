@@ -113,6 +113,7 @@ class Adapter(Protocol):
 
     name: str
     error_packages: Sequence[str]  # whose error classes users catch
+    has_one_error: bool  # whose message says which it is
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> Any:
         """A model for one or more questions."""

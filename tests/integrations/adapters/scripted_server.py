@@ -9,7 +9,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, Self, TypeAlias
 
@@ -107,6 +107,9 @@ class ScriptedServer:
     async def _take_reply(self, request: web.Request) -> Reply:
         reply = self.replies[min(len(self.bodies), len(self.replies) - 1)]
         self.bodies.append(await request.json())
+        if any(not call.name for call in reply.calls):  # the tool that was offered
+            name = (self.bodies[-1].get("tools") or [{"function": {"name": "none"}}])[0]["function"]["name"]
+            reply = replace(reply, calls=[replace(call, name=call.name or name) for call in reply.calls])
         self.headers.append(dict(request.headers))
         return reply
 

@@ -40,20 +40,16 @@ _WORDS: Final[dict[Outcome, str]] = {"supported": "yes", "more": "yes +", "not o
 class Cell:
     """What an adapter makes of a row, whole and streamed; `notes` say why something does not apply, or what came."""
 
-    whole: Outcome
-    streamed: Outcome
+    outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...] = ()
-
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        return (self.whole, self.streamed)
 
 
 @cache
 def find_cell(adapter: Adapter, row: Row) -> Cell:
     """Try a row with an adapter and with its framework's own model."""
-    (whole, first), (streamed, second) = (_find_outcome(adapter, row, streamed=streamed) for streamed in (False, True))
-    return Cell(whole, streamed, tuple(dict.fromkeys(note for note in (first, second) if note)))
+    found = [_find_outcome(adapter, row, streamed=streamed) for streamed in row.modes]
+    outcomes = tuple(outcome for outcome, _ in found)
+    return Cell(outcomes, tuple(dict.fromkeys(note for _, note in found if note)))
 
 
 def _find_outcome(adapter: Adapter, row: Row, *, streamed: bool) -> tuple[Outcome, str]:
@@ -120,7 +116,7 @@ def _print_faults(names: Sequence[str]) -> None:
             cell = find_cell(adapter, row)
             if not {"supported", "more"}.issuperset(cell.outcomes):
                 notes = " | ".join(re.sub(r"\s+", " ", note)[:300] for note in cell.notes)
-                print(f"{adapter.name:14} {row.id:28} {cell.whole} / {cell.streamed}: {notes}", flush=True)  # noqa: T201
+                print(f"{adapter.name:14} {row.id:28} {' / '.join(cell.outcomes)}: {notes}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

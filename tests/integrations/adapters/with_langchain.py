@@ -36,6 +36,7 @@ __all__ = ["LangChain"]
 class LangChain:
     name = "LangChain"
     error_packages = ("langchain_core",)
+    has_one_error = False
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> Any:
         fields: Json = {"timeout": scenario.timeout_s, "max_retries": scenario.max_retries}
@@ -100,6 +101,8 @@ def _build_chain(model: Any, scenario: Scenario, seen: Seen) -> Any:
         case None:
             pass
     options = dict(scenario.options)
+    if "logit_bias" in options:
+        options["logit_bias"] = {int(token): bias for token, bias in options["logit_bias"].items()}
     if scenario.uses_tools:
         if scenario.tool_choice is not None:
             options["tool_choice"] = scenario.tool_choice

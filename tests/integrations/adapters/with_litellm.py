@@ -53,10 +53,12 @@ class _Model:
 class LiteLlm:
     name = "LiteLLM"
     error_packages = ("litellm",)
+    has_one_error = False
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> _Model:
         if own:
-            return _Model({"model": "openai/gpt-4o-mini", "api_base": url, "api_key": "unused"})
+            name = "gpt-4o-mini" if scenario.dialect == "openai" else "m"  # of which litellm does not know what it takes
+            return _Model({"model": f"openai/{name}", "api_base": url, "api_key": "unused"})
         name = f"model-{next(_numbers)}"
         handler = register(model=name, target=f"{scenario.dialect}:gpt-4o-mini@{url}")
         return _Model({"model": f"llm_spec/{name}"}, handler)

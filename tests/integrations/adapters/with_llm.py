@@ -11,6 +11,8 @@ from typing import Any, Final
 import llm
 from llm.default_plugins.openai_models import AsyncChat, Chat
 
+from llm.parts import Message, TextPart
+
 from llm_spec.integrations.llm_plugin import AsyncSpeculativeModel, ModelSpec, SpeculativeModel
 
 from .probes import (
@@ -45,6 +47,7 @@ class _Models:
 class LlmPlugin:
     name = "`llm`"
     error_packages = ("llm",)
+    has_one_error = True
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> _Models:
         if own:
@@ -59,8 +62,6 @@ class LlmPlugin:
 
     async def ask(self, model: _Models, scenario: Scenario, seen: Seen, *, streamed: bool) -> None:
         conversation, keywords = model.asynchronous.conversation(), _build_keywords(scenario, streamed=streamed)
-        if scenario.later_system:
-            await conversation.prompt(EARLIER[0], system="Be brief.")
         if scenario.uses_tools:
 
             async def get_weather(city: str, unit: str = "C") -> str:  # noqa: ARG001 - as in the other frameworks
@@ -72,7 +73,8 @@ class LlmPlugin:
                 seen.num_pieces += len([piece async for piece in response if piece])
                 await _note(response, scenario, seen)
             return
-        for prompt in (QUESTION, "And tomorrow?") if scenario.asks_again else (QUESTION,):
+        prompts = (None if scenario.later_system else QUESTION, *(("And tomorrow?",) if scenario.asks_again else ()))
+        for prompt in prompts:
             response = conversation.prompt(prompt, **keywords)
             seen.num_pieces = len([piece async for piece in response if piece])
             await _note(response, scenario, seen)
@@ -107,7 +109,9 @@ def _build_keywords(scenario: Scenario, *, streamed: bool) -> dict[str, Any]:
     if scenario.output is not None:
         keywords["schema"] = Place
     if scenario.later_system:
-        keywords["system"] = LATER_SYSTEM
+        said = [("system", "Be brief."), ("user", EARLIER[0]), ("assistant", EARLIER[1]), ("system", LATER_SYSTEM)]
+        said.append(("user", QUESTION))
+        keywords["messages"] = [Message(role=role, parts=[TextPart(text=text)]) for role, text in said]
     match scenario.file:
         case "image":
             keywords["attachments"] = [llm.Attachment(type="image/png", content=IMAGE)]

@@ -11,7 +11,7 @@ from agents.items import MessageOutputItem, ReasoningItem
 from openai import AsyncOpenAI
 from openai.types.shared import Reasoning
 
-from llm_spec import Retry, SpeculativeConfig
+from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.integrations.openai_agents import SpeculativeModel
 
 from .probes import (
@@ -38,6 +38,7 @@ _EXTRA_ARGS: Final = ("stop", "seed", "logit_bias", "prediction", "user", "servi
 class OpenAiAgents:
     name = "OpenAI Agents"
     error_packages = ("agents", "openai")
+    has_one_error = False
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> Any:
         if own:
@@ -45,7 +46,7 @@ class OpenAiAgents:
             return OpenAIChatCompletionsModel("gpt-4o-mini", AsyncOpenAI(base_url=url, **retries))
         config = None
         if scenario.max_retries is not None:
-            config = SpeculativeConfig(retry=Retry(max_attempts=scenario.max_retries + 1))
+            config = SpeculativeConfig(retry=RetryPolicy(max_attempts=scenario.max_retries + 1))
         return SpeculativeModel(f"{scenario.dialect}:gpt-4o-mini@{url}", config=config)
 
     async def close(self, model: Any) -> None:

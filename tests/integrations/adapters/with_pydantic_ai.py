@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from pydantic_ai import Agent, BinaryContent, CachePoint, NativeOutput, Tool, ToolOutput
+from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -15,8 +16,10 @@ from pydantic_ai.messages import (
     ThinkingPart,
     UserPromptPart,
 )
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.tools import ToolDefinition
 
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
 
@@ -55,6 +58,7 @@ _FILES: Final = {
 class PydanticAi:
     name = "pydantic-ai"
     error_packages = ("pydantic_ai",)
+    has_one_error = False
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> Any:
         if not own:
@@ -67,13 +71,16 @@ class PydanticAi:
 
     async def ask(self, model: Any, scenario: Scenario, seen: Seen, *, streamed: bool) -> None:
         agent, keywords = _build_agent(model, scenario, seen), _build_keywords(scenario)
+        if scenario.tool_choice in ("required", "get_weather"):  # an agent could not end
+            await _request_directly(model, keywords["model_settings"], streamed=streamed)
+            return
         history: list[ModelMessage] = keywords.pop("message_history")
         prompt = _build_prompt(scenario)
         for _ in range(2 if scenario.asks_again else 1):
             if streamed:
                 async with agent.run_stream(prompt, message_history=history, **keywords) as run:
                     if scenario.output is None:
-                        async for piece in run.stream_text(delta=True):
+                        async for piece in run.stream_text(delta=True, debounce_by=None):
                             seen.num_pieces += bool(piece)
                     _note(run.response, await run.get_output(), seen)
                 history = run.all_messages()
@@ -95,6 +102,22 @@ class PydanticAi:
 
     def use_cache(self) -> AbstractContextManager[None]:
         raise NotApplicableError("the framework has no cache of answers")
+
+
+async def _request_directly(model: Any, settings: Any, *, streamed: bool) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = ToolDefinition(name="get_weather", parameters_json_schema=parameters)
+    options = {
+        "model_settings": settings,
+        "model_request_parameters": ModelRequestParameters(function_tools=[tool], allow_text_output=True),
+    }
+    messages = [ModelRequest.user_text_prompt(QUESTION)]
+    if not streamed:
+        await model_request(model, messages, **options)
+        return
+    async with model_request_stream(model, messages, **options) as events:
+        async for _ in events:
+            pass
 
 
 def _build_agent(model: Any, scenario: Scenario, seen: Seen) -> Agent[None, Any]:
