@@ -201,17 +201,18 @@ def _row(id_: str, title: str, reply: Reply | Sequence[Reply], look: Check | Non
     return Row(id=id_, group="", title=title, scenario=Scenario(replies=replies, **fields), look=look, **of_row)
 
 
-def _option(name: str, value: Any, *, title: str = "", arrives_as: Sequence[str] = (), more: Json | None = None) -> Row:
+def _option(name: str, value: Any, *, arrives_as: Sequence[str] = (), **fields: Any) -> Row:
     """An option by the name of chat completions, which arrives under that name or another of the same meaning."""
-    fields = arrives_as or (name,)
+    names = arrives_as or (name,)
     return _row(
         name,
-        title or f"`{name}`",
-        replace(_HI, logprobs=name == "logprobs"),
-        lambda seen: any(_has(seen.bodies[0], field, value) for field in fields),
-        options={name: value, **(more or {})},
+        f"`{name}`",
+        _HI,
+        lambda seen: any(_has(seen.bodies[0], field, value) for field in names),
+        options={name: value},
         names=(name,),
         is_option=True,
+        **fields,
     )
 
 
@@ -358,7 +359,7 @@ _GROUPS: Final[dict[str, Sequence[Row]]] = {
         _option("presence_penalty", 0.5),
         _option("logit_bias", {"7": -9}),
         _option("reasoning_effort", "low"),
-        _option("prediction", {"type": "content", "content": "It rains."}),
+        _option("prediction", {"type": "content", "content": "It rains."}, dialect="openai"),
         _option("user", "ann"),
         _option("metadata", {"job": "1"}),
         _option("service_tier", "flex"),
