@@ -90,6 +90,7 @@ class Seen:
     structured: Any = None
     num_pieces: int = 0
     error: BaseException | None = None
+    warnings: Sequence[str] = ()
 
     @property
     def bodies(self) -> list[Json]:

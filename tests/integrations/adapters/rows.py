@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
@@ -59,12 +60,15 @@ class Row:
             case _:
                 with ScriptedServer(self.scenario.replies) as server:
                     seen = Seen(server)
-                    try:
-                        _ask(self, adapter, seen, streamed=streamed, own=own)
-                    except NotApplicableError:
-                        raise
-                    except Exception as error:  # noqa: BLE001 - what the user gets
-                        seen.error = error
+                    with warnings.catch_warnings(record=True) as found:
+                        warnings.simplefilter("always")
+                        try:
+                            _ask(self, adapter, seen, streamed=streamed, own=own)
+                        except NotApplicableError:
+                            raise
+                        except Exception as error:  # noqa: BLE001 - what the user gets
+                            seen.error = error
+                    seen.warnings = [str(warning.message) for warning in found]
                     return seen
 
     def check(self, seen: Seen, adapter: Adapter) -> bool:
@@ -225,7 +229,9 @@ def _error(status: int, title: str, words: str, **error: Any) -> Row:
 
 def _file(kind: FileKind, look: Check) -> Row:
     title = {"image": "an image", "PDF": "a PDF file", "text": "a text file"}[kind]
-    return _row(f"file-{kind.lower()}", title, _HI, look, file=kind, names=("image", "file", "Attachment"), is_option=True)
+    return _row(
+        f"file-{kind.lower()}", title, _HI, look, file=kind, names=("image", "file", "Attachment"), is_option=True
+    )
 
 
 def _encode(data: bytes) -> str:
@@ -261,7 +267,8 @@ _GROUPS: Final[dict[str, Sequence[Row]]] = {
         _row("finish-reason", "finish reason", replace(_HI, finish="length"),
              lambda seen: seen.finish_reason == "length"),
         _row("response-id", "id of the response", _HI, lambda seen: seen.response_id == RESPONSE_ID),
-        _row("model-name", "the model's name, as the server says it", _HI, lambda seen: seen.model_name == MODEL),
+        _row("model-name", "the model's name, as lists of prices have it", _HI,
+             lambda seen: seen.model_name in (MODEL, "gpt-4o-mini")),
         _row("logprobs", "log-probabilities", replace(_HI, logprobs=True),
              lambda seen: list(seen.logprobs) == [LOGPROBS[0]["logprob"]], options={"logprobs": True},
              names=("logprobs",)),

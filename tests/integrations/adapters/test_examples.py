@@ -21,7 +21,9 @@ EXAMPLES = sorted(
 )
 BLOCKS = [
     pytest.param(language, code, id=heading)
-    for heading, language, code in re.findall(r"^## ([^\n]+)\n\n```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    for heading, language, code in re.findall(
+        r"^## ([^\n]+)\n\n```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S
+    )
 ]
 ADDRESS = "http://127.0.0.1:8000/v1"
 

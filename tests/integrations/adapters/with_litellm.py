@@ -57,7 +57,9 @@ class LiteLlm:
 
     def open(self, scenario: Scenario, url: str, *, own: bool) -> _Model:
         if own:
-            name = "gpt-4o-mini" if scenario.dialect == "openai" else "m"  # of which litellm does not know what it takes
+            name = (
+                "gpt-4o-mini" if scenario.dialect == "openai" else "m"
+            )  # of which litellm does not know what it takes
             return _Model({"model": f"openai/{name}", "api_base": url, "api_key": "unused"})
         name = f"model-{next(_numbers)}"
         handler = register(model=name, target=f"{scenario.dialect}:gpt-4o-mini@{url}")
