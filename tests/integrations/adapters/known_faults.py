@@ -1,4 +1,4 @@
-"""Rows in which an adapter is not as its framework's own model yet, each with its reason; the tests let it only shrink."""
+"""Rows in which an adapter is not as its framework's own model yet, with reasons; the tests let it only shrink."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,6 +1,6 @@
 """What one row of the table asks of an adapter, and what came of it: for the user, and at the server.
 
-An adapter's file has one `ask`, which does with the framework what its users do, by its own model for OpenAI or by ours.
+An adapter's file has one `ask`, which does with the framework what its users do, by its own model or by ours.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .scripted_server import Reply, ScriptedServer
 
 __all__ = [
     "EARLIER",
-    "LATER_SYSTEM",
-    "QUESTION",
-    "FileKind",
-    "Json",
-    "Place",
     "IMAGE",
+    "LATER_SYSTEM",
     "PDF",
+    "QUESTION",
     "TEXT_FILE",
     "Adapter",
+    "FileKind",
+    "Json",
     "NotApplicableError",
+    "Place",
     "Scenario",
     "Seen",
     "record_run",

@@ -161,6 +161,10 @@ def _has(body: Json, name: str, value: Any) -> bool:
     return body.get(name) == value
 
 
+def _chooses(seen: Seen, choice: Any) -> bool:
+    return _has(seen.bodies[0], "tool_choice", choice) and len(seen.bodies[0]["tools"]) == 1
+
+
 def _get_calls(message: Json) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
 
@@ -234,8 +238,9 @@ def _file(kind: FileKind, look: Check) -> Row:
     )
 
 
-def _encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def _sends(seen: Seen, kind: str, data: bytes) -> bool:
+    parts = [part for part in _get_parts(seen) if part["type"] == kind]
+    return base64.b64encode(data).decode() in json.dumps(parts)
 
 
 def _tool_choice(name: str, title: str, look: Check) -> Row:
@@ -284,8 +289,9 @@ _GROUPS: Final[dict[str, Sequence[Row]]] = {
              lambda seen: [run["city"] for run in seen.runs] == ["Rome", "Bern"]
              and [m["tool_call_id"] for m in seen.last_messages if m["role"] == "tool"] == ["call_1", "call_2"],
              uses_tools=True),
-        _tool_choice("required", "`tool_choice`: some tool", lambda seen: _has(seen.bodies[0], "tool_choice", "required")),
-        _tool_choice("get_weather", "`tool_choice`: one tool", lambda seen: _has(seen.bodies[0], "tool_choice", _NAMED)),
+        _tool_choice("required", "`tool_choice`: some tool", lambda seen: _chooses(seen, "required")),
+        _tool_choice("get_weather", "`tool_choice`: one tool",
+                     lambda seen: _chooses(seen, _NAMED) or _chooses(seen, "required")),
         _tool_choice("none", "`tool_choice`: none",
                      lambda seen: _has(seen.bodies[0], "tool_choice", "none") or not seen.bodies[0].get("tools")),
         _row("parallel-tool-calls", "`parallel_tool_calls`", [_CALL, _HI],
@@ -377,18 +383,18 @@ _GROUPS: Final[dict[str, Sequence[Row]]] = {
              options={"extra_headers": {"x-job": "1"}}, names=("extra_headers",), is_option=True),
     ),
     "Files and marks": (
-        _file("image", lambda seen: _encode(IMAGE) in json.dumps([p for p in _get_parts(seen) if p["type"] == "image_url"])),
-        _file("PDF", lambda seen: _encode(PDF) in json.dumps([p for p in _get_parts(seen) if p["type"] == "file"])),
+        _file("image", lambda seen: _sends(seen, "image_url", IMAGE)),
+        _file("PDF", lambda seen: _sends(seen, "file", PDF)),
         _file("text", lambda seen: TEXT_FILE.decode() in json.dumps(_get_parts(seen))
-              or _encode(TEXT_FILE) in json.dumps([p for p in _get_parts(seen) if p["type"] == "file"])),
+              or _sends(seen, "file", TEXT_FILE)),
         _row("cache-control", "marks of prompt caches (`cache_control`)", _HI,
              lambda seen: "cache_control" in json.dumps(seen.bodies[0]["messages"]), marks_cache=True, is_option=True,
              names=("cache_control",)),
     ),
     "Running": (
         _row("pieces", "text comes in pieces", _HI, lambda seen: seen.num_pieces > 1, modes=(True,)),
-        _row("cancelled", "cancelling ends the request", replace(_HI, holds=True), lambda seen: seen.server.num_left == 1,
-             way="cancelled"),
+        _row("cancelled", "cancelling ends the request", replace(_HI, holds=True),
+             lambda seen: seen.server.num_left == 1, way="cancelled"),
         _row("several-loops", "one model on several event loops", _HI,
              lambda seen: seen.text == _HI.content and len(seen.bodies) == 3, way="several loops"),
         _row("blocking", "blocking calls", _HI, lambda seen: seen.text == _HI.content, way="blocking"),

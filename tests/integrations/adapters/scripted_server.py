@@ -248,7 +248,8 @@ def _build_blocks(reply: Reply) -> list[Json]:
     if reply.content:
         blocks.append({"type": "text", "text": reply.content})
     for call in reply.calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
+        block = {"type": "tool_use", "id": call.id, "name": call.name}
+        blocks.append({**block, "input": json.loads(call.arguments)})
     return blocks
 
 

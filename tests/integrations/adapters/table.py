@@ -2,13 +2,12 @@
 
     PYTHONPATH=tests python -m integrations.adapters.table [--write] [NAME…]   # in the environment of these tests
 
-writes the table of docs/adapters.md, and takes out of known_faults.py what is no fault any more; without `--write` it prints the rows that are not as the framework's own model,
-with what came of them.
+writes the table of docs/adapters.md, and takes out of known_faults.py what is no fault any more. Without `--write` it
+prints what is not as with the framework's own model, and what came: of all adapters and rows, or of those named.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ _END: Final = "<!-- end of the table -->\n"
 Outcome: TypeAlias = Literal[
     "supported", "more", "refused", "warns", "not offered", "not applicable", "ignored", "differs"
 ]
-_WORDS: Final[dict[Outcome, str]] = {"supported": "yes", "more": "yes +", "not offered": "–", "not applicable": "n/a"}
+_WORDS: Final[dict[Outcome, str]] = {"supported": "yes", "more": "yes +", "not offered": "no", "not applicable": "n/a"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _build_table() -> str:
             lines.append(f"| **{group}** |" + " |" * len(names))
         cells = [_write_cell(find_cell(adapter, row), reasons) for adapter in ADAPTERS]
         lines.append(f"| {row.title} | {' | '.join(cells)} |")
-    lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
+    lines += ["", *(f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1))]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import llm
 from llm.default_plugins.openai_models import AsyncChat, Chat
-
 from llm.parts import Message, TextPart
 
 from llm_spec.integrations.llm_plugin import AsyncSpeculativeModel, ModelSpec, SpeculativeModel
@@ -33,6 +32,11 @@ __all__ = ["LlmPlugin"]
 
 _numbers = itertools.count()
 _OWN: Final = {"supports_tools": True, "supports_schema": True, "vision": True, "reasoning": True, "service_tier": True}
+_FILES: Final = {
+    "image": ("image/png", IMAGE),
+    "PDF": ("application/pdf", PDF),
+    "text": ("text/plain", TEXT_FILE),
+}
 _NO_OPTIONS: Final = ("extra_body", "extra_headers", "user", "metadata", "prediction")
 
 
@@ -89,20 +93,12 @@ class LlmPlugin:
 
 
 def _build_keywords(scenario: Scenario, *, streamed: bool) -> dict[str, Any]:
+    _refuse_what_llm_has_not(scenario)
     options: dict[str, Any] = dict(scenario.options)
-    for name in _NO_OPTIONS:
-        if name in options:
-            raise NotApplicableError("the framework's models have no such option")
     if "stop" in options:
         (options["stop"],) = options["stop"]
     if options.pop("logprobs", None):
         options.setdefault("top_logprobs", 0)
-    if scenario.timeout_s is not None or scenario.max_retries:
-        raise NotApplicableError("the framework's models have no such option")
-    if scenario.strict_tools or scenario.output == "strict schema":
-        raise NotApplicableError("the framework has no word for it")
-    if scenario.output in ("tool", "schema and tools"):
-        raise NotApplicableError("the framework has schemas for it, and uses them without tools")
     if scenario.tool_choice is not None:
         options["tool_choice"] = scenario.tool_choice
     keywords: dict[str, Any] = {"options": options, "stream": streamed}
@@ -112,18 +108,21 @@ def _build_keywords(scenario: Scenario, *, streamed: bool) -> dict[str, Any]:
         said = [("system", "Be brief."), ("user", EARLIER[0]), ("assistant", EARLIER[1]), ("system", LATER_SYSTEM)]
         said.append(("user", QUESTION))
         keywords["messages"] = [Message(role=role, parts=[TextPart(text=text)]) for role, text in said]
-    match scenario.file:
-        case "image":
-            keywords["attachments"] = [llm.Attachment(type="image/png", content=IMAGE)]
-        case "PDF":
-            keywords["attachments"] = [llm.Attachment(type="application/pdf", content=PDF)]
-        case "text":
-            keywords["attachments"] = [llm.Attachment(type="text/plain", content=TEXT_FILE)]
-        case None:
-            pass
+    if scenario.file is not None:
+        kind, content = _FILES[scenario.file]
+        keywords["attachments"] = [llm.Attachment(type=kind, content=content)]
+    return keywords
+
+
+def _refuse_what_llm_has_not(scenario: Scenario) -> None:
+    if scenario.timeout_s is not None or scenario.max_retries or not scenario.options.keys().isdisjoint(_NO_OPTIONS):
+        raise NotApplicableError("the framework's models have no such option")
+    if scenario.strict_tools or scenario.output == "strict schema":
+        raise NotApplicableError("the framework has no word for it")
+    if scenario.output in ("tool", "schema and tools"):
+        raise NotApplicableError("the framework has schemas for it, and uses them without tools")
     if scenario.marks_cache:
         raise NotApplicableError("the framework's prompts are texts")
-    return keywords
 
 
 async def _note(response: Any, scenario: Scenario, seen: Seen) -> None:
