@@ -167,6 +167,11 @@ class SpeculativeDecoder:
         return self._target.name if self._draft is None else f"{self._target.name}+{self._draft.name}"
 
     @property
+    def target_name(self) -> str:
+        """The target's name alone, by which lists of prices know it."""
+        return self._target.name
+
+    @property
     def is_target_circuit_open(self) -> bool:
         """Whether the target failed so often that it is left alone for a while."""
         return self._breaker.is_open
