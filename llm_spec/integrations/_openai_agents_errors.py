@@ -76,7 +76,7 @@ def _get_status(error: LlmSpecError) -> int | None:
 
 def _find_openai_class(error: LlmSpecError, status: int | None) -> type[APIError] | None:
     """None: OpenAI's client has no word for it."""
-    if isinstance(error, TransientError) and (status == 408 or isinstance(error.__cause__, TimeoutError)):
+    if isinstance(error, TransientError) and status is None and isinstance(error.__cause__, TimeoutError):
         return APITimeoutError
     if isinstance(error, InvalidRequestError | TargetError) and status is not None:
         return _CLASS_BY_STATUS.get(status, InternalServerError if status >= 500 else APIStatusError)
