@@ -39,7 +39,6 @@ class ChatChunkStream:
         self._events = events
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls}
         self._started_calls: set[int] = set()
-        self._named_calls: set[int] = set()
         self._thinking: list[ReasoningDelta | ReasoningDetail] = []  # up to its signature
         self._chat_details: list[ReasoningDetail] = []
         self._envelope: dict[str, Any] = {
@@ -94,8 +93,7 @@ class ChatChunkStream:
             self._started_calls.add(event.index)
             call["id"] = event.id if event.id and event.id not in self._used_ids else f"call_{uuid4().hex}"
             self._used_ids.add(call["id"])
-        if event.name and event.index not in self._named_calls:  # some servers repeat it in every piece
-            self._named_calls.add(event.index)
+        if event.name is not None:
             call["function"]["name"] = event.name
         return call
 

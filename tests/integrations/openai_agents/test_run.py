@@ -385,3 +385,4 @@ def test_the_example() -> None:
     ended = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "tokens (exact)" in ended.stdout
+    assert "The tool said: 7" in ended.stdout
