@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK on the built-in pair: no key, and what speculation did for the answer.
+"""An agent of the OpenAI Agents SDK on the built-in pair: no key, what speculation did for the answer, and a tool.
 
 Needs: pip install 'llm-spec[openai-agents,onnx]'
 """
@@ -6,11 +6,18 @@ Needs: pip install 'llm-spec[openai-agents,onnx]'
 import asyncio
 
 try:
-    from agents import Agent, ModelSettings, RunConfig, Runner
+    from agents import Agent, ModelSettings, RunConfig, Runner, function_tool
 
-    from llm_spec.integrations.openai_agents import SpeculativeModelProvider
+    from llm_spec.integrations.openai_agents import SpeculativeModel, SpeculativeModelProvider
+    from llm_spec.testing import RuleBasedProvider
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}; run: pip install 'llm-spec[openai-agents,onnx]'") from error
+
+
+@function_tool
+def add_numbers(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 async def main() -> None:
@@ -31,6 +38,10 @@ async def main() -> None:
         print()
     finally:
         await provider.aclose()
+
+    # the built-in pair calls no tools; in the place of your own target is a model of a few rules
+    calculator = Agent(name="Calculator", model=SpeculativeModel(RuleBasedProvider()), tools=[add_numbers])
+    print((await Runner.run(calculator, "Add the numbers 3 and 4.", run_config=config)).final_output)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,27 @@ from uuid import uuid4
 
 from openai.types.chat import ChatCompletionChunk
 
-from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.chat import (
+    AnswerDetail,
+    ChatRequest,
+    Finish,
+    ReasoningDelta,
+    ReasoningDetail,
+    StreamEvent,
+    TextDelta,
+    ToolCallDelta,
+)
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
 from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.reasoning_details import build_thinking_blocks, merge_chat_details
 
 __all__ = ["ChatChunkStream"]
 
 
 class ChatChunkStream:
-    """The chunks of one answer. `describe_finish_as_json` and `raw_usage` are there once the last chunk has come.
+    """The chunks of one answer. `figures`, `raw_usage` and `reasoning_details` are there once the last chunk has come.
+
+    Blocks of thinking are in the SDK's field, `thinking_blocks`; items of `reasoning_details` have none there.
 
     The Agents SDK takes a call's id for the call itself, for a whole run: where a server gives none, or one that the
     conversation has already, the call gets a new one.
@@ -27,6 +39,8 @@ class ChatChunkStream:
         self._events = events
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls}
         self._started_calls: set[int] = set()
+        self._thinking: list[ReasoningDelta | ReasoningDetail] = []  # up to its signature
+        self._chat_details: list[ReasoningDetail] = []
         self._envelope: dict[str, Any] = {
             "id": f"chatcmpl-{uuid4().hex}",
             "created": int(time.time()),
@@ -35,6 +49,7 @@ class ChatChunkStream:
         }
         self.figures: dict[str, Any] = {}
         self.raw_usage: dict[str, Any] | None = None
+        self.reasoning_details: list[dict[str, Any]] = []
 
     async def iter_chunks(self) -> AsyncIterator[ChatCompletionChunk]:
         """The chunks as their events come; the last has the finish reason and the usage."""
@@ -44,12 +59,23 @@ class ChatChunkStream:
                     logprobs = build_chat_logprobs(event.logprobs)
                     yield self._build_chat_chunk({"content": event.text}, logprobs=logprobs)
                 case ReasoningDelta():
+                    self._thinking.append(event)
                     yield self._build_chat_chunk({"reasoning_content": event.text})
+                case ReasoningDetail(api="messages"):
+                    blocks = build_thinking_blocks([*self._thinking, event])
+                    self._thinking.clear()
+                    yield self._build_chat_chunk({"thinking_blocks": blocks})
+                case ReasoningDetail():
+                    self._chat_details.append(event)
+                case AnswerDetail():
+                    if delta := _build_detail_delta(event):
+                        yield self._build_chat_chunk(delta)
                 case ToolCallDelta():
                     yield self._build_chat_chunk({"tool_calls": [self._build_tool_call_delta(event)]})
                 case Finish():
                     self.figures = describe_finish_as_json(event)
                     self.raw_usage = None if event.usage is None else convert_usage_to_openai(event.usage)
+                    self.reasoning_details = merge_chat_details(self._chat_details)
                     yield self._build_chat_chunk({}, event)
                 case _:
                     pass
@@ -70,3 +96,9 @@ class ChatChunkStream:
         if event.name is not None:
             call["function"]["name"] = event.name
         return call
+
+
+def _build_detail_delta(event: AnswerDetail) -> dict[str, Any]:
+    """What the SDK reads of a delta beside text, reasoning and calls."""
+    delta = {name: event.value[name] for name in ("annotations", "audio") if event.value.get(name)}
+    return delta | {"refusal": event.refusal} if event.refusal else delta

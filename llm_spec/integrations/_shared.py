@@ -7,6 +7,7 @@ import dataclasses
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -58,10 +59,19 @@ class ProviderSource:
         return self._decoder
 
     @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError."""
+    async def stream(
+        self, request: ChatRequest, *, may_retry: bool = True
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError.
+
+        Where it may not, a decoder sends the request once, whatever its config says.
+        """
+        provider = self.provider
+        if not may_retry and isinstance(provider, SpeculativeDecoder):
+            config = provider.config
+            provider = provider.with_config(replace(config, retry=replace(config.retry, max_attempts=1)))
         async with (
-            self.provider.stream(request) as events,
+            provider.stream(request) as events,
             aclosing(_require_finish_event(events, self.name)) as checked_events,
         ):
             yield checked_events

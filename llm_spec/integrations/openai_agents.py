@@ -35,39 +35,32 @@ from agents import (
     UserError,
 )
 from agents.items import TResponseStreamEvent
+from agents.models._retry_runtime import should_disable_provider_managed_retries  # as the SDK's LiteLLM model
 from agents.models.chatcmpl_converter import Converter
 from agents.models.chatcmpl_stream_handler import ChatCmplStreamHandler
 from agents.models.fake_id import FAKE_RESPONSES_ID
+from agents.models.reasoning_content_replay import ShouldReplayReasoningContent
 from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest, ModelRetryNormalizedError
 from agents.tracing import GenerationSpanData, Span, SpanError, generation_span
 from openai import AsyncStream, Omit
 from openai.types.chat import ChatCompletionChunk
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseOutputItem, ResponseReasoningItem
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.errors import TransientError
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.errors import CircuitOpenError, TransientError
 from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
+from llm_spec.integrations._openai_agents_errors import raise_as_openai_errors
+from llm_spec.integrations._openai_agents_messages import REASONING_DETAILS, convert_items_to_messages
+from llm_spec.integrations._openai_agents_settings import build_setting_options
 from llm_spec.integrations._shared import ProviderSource, TaskReadEventStream, build_request_options
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 
-_SETTINGS = (
-    "temperature",
-    "top_p",
-    "top_logprobs",
-    "max_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "verbosity",
-    "metadata",
-    "store",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-)
 _REDACTED = "Error details are redacted."
 
 
@@ -75,11 +68,14 @@ class SpeculativeModel(Model):
     """A model that answers by an `llm_spec` provider, typically a `SpeculativeDecoder`.
 
     `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here
-    `close` closes. Of ModelSettings it takes temperature, top_p, top_logprobs, max_tokens, the penalties, tool_choice,
-    parallel_tool_calls, the effort of reasoning, verbosity, metadata, store, what is said of prompt caches, and by
-    `extra_args` whatever else `ChatRequest.create` takes (`seed`, `stop`, `logit_bias`, `top_k`, …); what that does not
-    know goes to a remote target as it is, as does `extra_body`. Errors are llm_spec's
-    own; one that may pass says so to the runner's retry policy.
+    `close` closes. Of ModelSettings it takes what OpenAI's chat completions have, and refuses the rest by name
+    (`extra_headers`, `extra_query`, `context_management`, …). `extra_args` takes whatever else `ChatRequest.create`
+    does (`seed`, `stop`, `logit_bias`, `top_k`, …); what that does not know goes to a remote target as it is, as does
+    `extra_body`.
+
+    Reasoning goes back to the model that it came from; `should_replay_reasoning_content` decides otherwise, as in the
+    SDK's own models. Errors are llm_spec's own and those of OpenAI's client at once (`openai.RateLimitError`, …). One
+    that may pass says so to the runner's retry policy; what the runner sends again, a decoder sends once.
     """
 
     def __init__(
@@ -88,9 +84,12 @@ class SpeculativeModel(Model):
         *,
         draft: DraftProvider | LlmProvider | str | None = None,
         config: SpeculativeConfig | None = None,
+        should_replay_reasoning_content: ShouldReplayReasoningContent | None = None,
     ) -> None:
         self._source = ProviderSource(target, draft, config)
-        self.model = self._source.name
+        provider = self._source.provider
+        self.model = provider.target.name if isinstance(provider, SpeculativeDecoder) else provider.name
+        self._should_replay = should_replay_reasoning_content
 
     async def get_response(  # noqa: PLR0917 - the SDK's signature
         self,
@@ -109,13 +108,14 @@ class SpeculativeModel(Model):
         completed: Response | None = None
         raw_usage: dict[str, Any] | None = None
         _refuse_server_state(previous_response_id, conversation_id, prompt)
-        request = self._build_request(
-            input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
-        )
-        async with aclosing(self._stream_answer(request, model_settings, tracing)) as events:
-            async for event, chunks in events:
-                if event.type == "response.completed":
-                    completed, raw_usage = event.response, chunks.raw_usage
+        with raise_as_openai_errors():
+            request = self._build_request(
+                input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
+            )
+            async with aclosing(self._stream_answer(request, model_settings, tracing)) as events:
+                async for event, chunks in events:
+                    if event.type == "response.completed":
+                        completed, raw_usage = event.response, chunks.raw_usage
         if completed is None:
             raise ModelBehaviorError(f"{self.model} gave no answer")
         return ModelResponse(
@@ -141,17 +141,18 @@ class SpeculativeModel(Model):
     ) -> AsyncIterator[TResponseStreamEvent]:
         """The answer as Responses events; closing the iterator, or cancelling who waits for it, ends the upstream."""
         _refuse_server_state(previous_response_id, conversation_id, prompt)
-        request = self._build_request(
-            input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
-        )
-        async with aclosing(self._stream_answer(request, model_settings, tracing)) as events:
-            async for event, _ in events:
-                yield event
+        with raise_as_openai_errors():
+            request = self._build_request(
+                input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
+            )
+            async with aclosing(self._stream_answer(request, model_settings, tracing)) as events:
+                async for event, _ in events:
+                    yield event
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         """Whether a runner that retries should retry after this failure of the target."""
         error = request.error
-        if not isinstance(error, TransientError):
+        if not isinstance(error, TransientError | CircuitOpenError):
             return None
         return ModelRetryAdvice(
             suggested=True,
@@ -173,12 +174,18 @@ class SpeculativeModel(Model):
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
     ) -> AsyncGenerator[tuple[TResponseStreamEvent, ChatChunkStream]]:
         with self._open_span(request, settings, tracing) as span:
-            async with TaskReadEventStream(self._source.stream(request)) as stream:
+            may_retry = not should_disable_provider_managed_retries()
+            async with TaskReadEventStream(self._source.stream(request, may_retry=may_retry)) as stream:
                 chunks = ChatChunkStream(stream, request, self.model)
-                async for event in self._iter_response_events(chunks, request, settings):
-                    if event.type == "response.completed":
-                        _record_speculation_figures(span, chunks, event.response, tracing)
-                    yield event, chunks
+                try:
+                    async for event in self._iter_response_events(chunks, request, settings):
+                        if event.type == "response.completed":
+                            _keep_reasoning_details(chunks, event.response)
+                            _record_answer(span, chunks, event.response, tracing)
+                        yield event, chunks
+                except ModelBehaviorError:
+                    _record_usage(span, chunks)
+                    raise
 
     def _build_request(
         self,
@@ -190,15 +197,16 @@ class SpeculativeModel(Model):
         instructions: str | None,
         output_schema: AgentOutputSchemaBase | None,
     ) -> ChatRequest:
-        messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
-        messages += Converter.items_to_messages(items, model=self.model)
+        messages = convert_items_to_messages(
+            items,
+            instructions=instructions,
+            model=self.model,
+            api=self._source.provider.capabilities.api,
+            should_replay=self._should_replay,
+        )
+        options = build_setting_options(settings)
         converted_tools: list[Any] = [Converter.tool_to_openai(tool) for tool in tools]
         converted_tools += [Converter.convert_handoff_tool(handoff) for handoff in handoffs]
-        options = {name: getattr(settings, name) for name in _SETTINGS} | (settings.extra_args or {})
-        if settings.reasoning is not None and settings.reasoning.effort is not None:
-            options.setdefault("reasoning_effort", settings.reasoning.effort)
-        if isinstance(settings.extra_body, dict):
-            options["extra_body"] = settings.extra_body
         if converted_tools:
             options["tools"] = converted_tools
             options["tool_choice"] = _convert_omit_to_none(Converter.convert_tool_choice(settings.tool_choice))
@@ -305,22 +313,43 @@ def _convert_usage_to_agents_sdk(completed: Response) -> Usage:
     )
 
 
-def _record_speculation_figures(
+def _keep_reasoning_details(chunks: ChatChunkStream, completed: Response) -> None:
+    """Put what the API needs back with its reasoning into an item of reasoning, where it is kept with the run."""
+    if not chunks.reasoning_details:
+        return
+    items = [item for item in completed.output if item.type == "reasoning"]
+    if not items:
+        fields: Any = {"provider_data": {"model": completed.model}}  # a field of the SDK's that OpenAI's types lack
+        items = [ResponseReasoningItem(id=FAKE_RESPONSES_ID, summary=[], type="reasoning", **fields)]
+        completed.output[:0] = items
+    _add_provider_data(items[0], {REASONING_DETAILS: chunks.reasoning_details})
+
+
+def _add_provider_data(item: ResponseOutputItem, fields: dict[str, Any]) -> None:
+    data = cast("Any", item)  # the SDK's items take fields that OpenAI's types do not have
+    data.provider_data = {**(getattr(item, "provider_data", None) or {}), **fields}
+
+
+def _record_answer(
     span: Span[GenerationSpanData], chunks: ChatChunkStream, completed: Response, tracing: ModelTracing
 ) -> None:
     """Note in items and span how the answer came about, before whoever reads the last event may leave."""
     for item in completed.output:
-        data = cast("Any", item)  # the SDK's items take fields that OpenAI's types do not have
-        data.provider_data = {**(getattr(item, "provider_data", None) or {}), "llm_spec": chunks.figures}
-    span.span_data.model_config = {**(span.span_data.model_config or {}), "llm_spec": chunks.figures}
+        _add_provider_data(item, {"llm_spec": chunks.figures})
     if tracing.include_data():
         span.span_data.output = [completed.model_dump()]
-    usage = _convert_usage_to_agents_sdk(completed)
+    _record_usage(span, chunks)
+
+
+def _record_usage(span: Span[GenerationSpanData], chunks: ChatChunkStream) -> None:
+    span.span_data.model_config = {**(span.span_data.model_config or {}), "llm_spec": chunks.figures}
+    usage = chunks.raw_usage or {}
+    prompt, completion = usage.get("prompt_tokens_details", {}), usage.get("completion_tokens_details", {})
     span.span_data.usage = {
-        "requests": usage.requests,
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "total_tokens": usage.total_tokens,
-        "input_tokens_details": usage.input_tokens_details.model_dump(),
-        "output_tokens_details": usage.output_tokens_details.model_dump(),
+        "requests": 1,
+        "input_tokens": usage.get("prompt_tokens", 0),
+        "output_tokens": usage.get("completion_tokens", 0),
+        "total_tokens": usage.get("total_tokens", 0),
+        "input_tokens_details": {name: prompt.get(name, 0) for name in ("cached_tokens", "cache_write_tokens")},
+        "output_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens", 0)},
     }

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ pytest.importorskip("agents")
 
 from agents import (
     Agent,
+    ModelBehaviorError,
     ModelRetrySettings,
     ModelSettings,
     ModelTracing,
@@ -225,6 +227,35 @@ async def test_the_span_is_the_sdks(spans: Spans) -> None:
     assert data["model_config"]["llm_spec"]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_span_has_counts_and_figures(spans: Spans, is_cut: bool, is_streamed: bool) -> None:
+    """The target's name, tokens read from and written to caches, how the answer came about; also of an empty answer."""
+    counted = Usage(input_tokens=100, output_tokens=7, cached_input_tokens=40, cache_write_input_tokens=50)
+    script = [Finish("length", counted)] if is_cut else [TextDelta("Hi"), Finish("stop", counted)]
+    async with SpeculativeDecoder("lookup", ScriptedProvider(script)) as decoder:
+        agent = agent_of(decoder)
+        with pytest.raises(ModelBehaviorError) if is_cut else nullcontext():
+            if is_streamed:
+                async for _ in Runner.run_streamed(agent, "Go").stream_events():
+                    pass
+            else:
+                await Runner.run(agent, "Go")
+    [span] = spans.generations
+    data = span["span_data"]
+    assert data["model"] == "scripted:script"
+    assert data["usage"] == {
+        "requests": 1,
+        "input_tokens": 100,
+        "output_tokens": 7,
+        "total_tokens": 107,
+        "input_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 50},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert {"acceptance_rate", "guarantee", "plain_reason"} <= data["model_config"]["llm_spec"].keys()
+    assert (span["error"] is not None) == is_cut
+
+
 async def test_a_span_without_data_and_none_at_all(spans: Spans) -> None:
     """What a run keeps out of its traces stays out."""
     await Runner.run(agent_of(RuleBasedProvider()), "one", run_config=RunConfig(trace_include_sensitive_data=False))
@@ -354,3 +385,4 @@ def test_the_example() -> None:
     ended = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "tokens (exact)" in ended.stdout
+    assert "The tool said: 7" in ended.stdout

@@ -1,0 +1,157 @@
+"""Items of the Agents SDK as messages: the SDK's own converter, and what reasoning and files need beside it. Pure.
+
+Which message an item of reasoning belongs to is the converter's to say. It is given the item's index in place of its
+text, and what it puts into `reasoning_content` is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, cast
+
+from agents import TResponseInputItem
+from agents.models.chatcmpl_converter import Converter
+from agents.models.reasoning_content_replay import (
+    ReasoningContentReplayContext,
+    ShouldReplayReasoningContent,
+    default_should_replay_reasoning_content,
+)
+
+from llm_spec.chat import ApiName, ChatMessage, ReasoningDetail
+
+__all__ = ["REASONING_DETAILS", "convert_items_to_messages"]
+
+REASONING_DETAILS: Final = "reasoning_details"  # in an item's `provider_data`, beside the SDK's `thinking_blocks`
+_Json: TypeAlias = dict[str, Any]
+
+
+def convert_items_to_messages(
+    items: str | Iterable[TResponseInputItem],
+    *,
+    instructions: str | None,
+    model: str,
+    api: ApiName,
+    should_replay: ShouldReplayReasoningContent | None,
+) -> list[ChatMessage]:
+    """The conversation, for a target of this name and API.
+
+    Reasoning goes back to the model that it came from, or as `should_replay` says; signatures to that model alone.
+    Files in results of tools follow in a message of the user where the API takes texts alone from tools.
+    """
+    reasoning: list[_Json] = []
+    found: list[_Json] = [{"role": "system", "content": instructions}] if instructions else []
+    converted = Converter.items_to_messages(
+        items if isinstance(items, str) else [_put_index_for_reasoning(item, reasoning) for item in items],
+        model=model,
+        preserve_tool_output_all_content=True,
+        should_replay_reasoning_content=_restore_item(reasoning, should_replay or _is_from_this_model),
+    )
+    found += cast("list[_Json]", converted)
+    placed = _mark_cached_parts(found) if api == "messages" else _move_files_of_tools(found)
+    return [_build_message(message, f"messages[{index}]", reasoning, model) for index, message in enumerate(placed)]
+
+
+def _is_from_this_model(context: ReasoningContentReplayContext) -> bool:
+    is_same = context.reasoning.origin_model == context.model
+    return is_same or default_should_replay_reasoning_content(context)
+
+
+# ------------------------------------------------------------------------------------------------ reasoning
+
+
+def _put_index_for_reasoning(item: TResponseInputItem, reasoning: list[_Json]) -> TResponseInputItem:
+    fields = cast("_Json", item)
+    if not isinstance(item, Mapping) or fields.get("type") != "reasoning":
+        return item
+    reasoning.append(fields)
+    index = {"type": "summary_text", "text": str(len(reasoning) - 1)}
+    return cast("TResponseInputItem", {**fields, "provider_data": _get_provider_data(fields), "summary": [index]})
+
+
+def _restore_item(reasoning: list[_Json], should_replay: ShouldReplayReasoningContent) -> ShouldReplayReasoningContent:
+    """The same hook; it sees the items as they were."""
+
+    def should_replay_item(context: ReasoningContentReplayContext) -> bool:
+        index = int(context.reasoning.item["summary"][0]["text"])
+        return should_replay(replace(context, reasoning=replace(context.reasoning, item=reasoning[index])))
+
+    return should_replay_item
+
+
+def _build_message(message: _Json, where: str, reasoning: list[_Json], model: str) -> ChatMessage:
+    index = message.pop("reasoning_content", None)
+    built = ChatMessage.from_openai(message, where)
+    if index is None:
+        return built
+    item = reasoning[int(index)]
+    is_same = _get_provider_data(item).get("model") == model
+    return replace(built, reasoning=_get_text(item), reasoning_details=_get_details(item) if is_same else ())
+
+
+def _get_text(item: _Json) -> str:
+    parts = [*(item.get("summary") or ())] or [*(item.get("content") or ())]
+    return "\n".join(part["text"] for part in parts if part.get("text"))
+
+
+def _get_details(item: _Json) -> tuple[ReasoningDetail, ...]:
+    """What the API needs back; blocks of thinking that are not signed it refuses."""
+    data = _get_provider_data(item)
+    blocks = [block for block in data.get("thinking_blocks") or () if block.get("signature") or block.get("data")]
+    return (
+        *(ReasoningDetail("messages", block) for block in blocks),
+        *(ReasoningDetail("chat", detail) for detail in data.get(REASONING_DETAILS) or ()),
+    )
+
+
+def _get_provider_data(item: _Json) -> _Json:
+    return item.get("provider_data") or {}
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _move_files_of_tools(messages: Iterable[_Json]) -> list[_Json]:
+    """Chat completions take texts alone from tools: other parts follow their results, in a message of the user."""
+    placed: list[_Json] = []
+    moved: list[_Json] = []
+    for message in messages:
+        is_tool = message["role"] == "tool"
+        if moved and not is_tool:
+            placed.append({"role": "user", "content": moved})
+            moved = []
+        content, files = _split_tool_content(message) if is_tool else (message.get("content"), [])
+        placed.append({**message, "content": content})
+        moved += files
+    return [*placed, {"role": "user", "content": moved}] if moved else placed
+
+
+def _split_tool_content(message: _Json) -> tuple[Any, list[_Json]]:
+    """What a tool message says, and the parts for the user's."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return content, []
+    parts = cast("list[_Json]", content)
+    texts = [part for part in parts if part["type"] == "text"]
+    files = [part for part in parts if part["type"] != "text"]
+    if not files:
+        return texts, []
+    title = {"type": "text", "text": f"Files of the result of call {message['tool_call_id']}:"}
+    return texts or "The result follows in files.", [title, *files]
+
+
+def _mark_cached_parts(messages: Iterable[_Json]) -> list[_Json]:
+    """Where a prompt is cached up to, in Anthropic's word."""
+    return [
+        {**message, "content": [_mark_cached_part(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _mark_cached_part(part: _Json) -> _Json:
+    if "prompt_cache_breakpoint" not in part:
+        return part
+    others = {name: value for name, value in part.items() if name != "prompt_cache_breakpoint"}
+    return {**others, "cache_control": {"type": "ephemeral"}}
