@@ -17,7 +17,6 @@ _IGNORED_OPTIONS: Final = ("max_retries", "stream", "stream_options")  # litellm
 _REFUSED_OPTIONS: Final[Mapping[str, str]] = {
     "functions": "give tools",
     "function_call": "give tool_choice",
-    "extra_headers": "headers are the target's own; give them where it is opened",
     "extra_query": "queries are the target's own; give them where it is opened",
 }
 # Of a message in an earlier turn: read here, into fields of their own
