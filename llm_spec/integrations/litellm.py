@@ -186,10 +186,7 @@ class SpeculativeLLM(CustomLLM):
                 known = ", ".join(str(name) for name in self._bridges)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
             params: Mapping[str, Any] = keywords["optional_params"]
-            if keywords.get("api_base"):
-                raise InvalidRequestError(
-                    f"api_base is given; the address is that of the target of {self.name}/{model}"
-                )
+            _refuse_connection_options(keywords)
             request = build_request_from_litellm(keywords["messages"], params)
             source = _limit_retries(bridge.source, params.get("max_retries"))
             timeout = keywords.get("timeout")
@@ -225,6 +222,15 @@ class _PreparedCompletion:
     def build_response(self, events: Sequence[StreamEvent]) -> ModelResponse:
         """The events in litellm's own response object."""
         return fill_response(self.response, events, self.model)
+
+
+def _refuse_connection_options(keywords: Mapping[str, Any]) -> None:
+    """Raise for an address or headers of this call: its target is open, and would not be told of them."""
+    if keywords.get("api_base"):
+        raise InvalidRequestError("api_base is given; the target was opened with its own address")
+    headers = keywords.get("headers")
+    if headers and headers != litellm.headers:  # those are for every provider
+        raise InvalidRequestError("headers or extra_headers are given; the target was opened with its own")
 
 
 def _limit_retries(source: ProviderSource, max_retries: int | None) -> ProviderSource:
