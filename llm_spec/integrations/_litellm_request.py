@@ -21,6 +21,7 @@ _REFUSED_OPTIONS: Final[Mapping[str, str]] = {
 }
 # Of a message in an earlier turn: read here, into fields of their own
 _REASONING_FIELDS: Final = ("reasoning", "reasoning_content", "reasoning_details", "reasoning_items", "thinking_blocks")
+_THINKING_FIELDS: Final = ("type", "thinking", "signature", "data")
 _LITELLM_FIELDS: Final = ("provider_specific_fields", *_REASONING_FIELDS)
 
 
@@ -49,7 +50,7 @@ def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     if refusal := fields.get("refusal") or specific.get("refusal"):
         fields["refusal"] = refusal
     details = (
-        *(ReasoningDetail("messages", dict(block)) for block in _find_list("thinking_blocks", fields, specific)),
+        *map(_convert_thinking_block, filter(_is_signed, _find_list("thinking_blocks", fields, specific))),
         *(ReasoningDetail("chat", dict(item)) for item in _find_list("reasoning_details", fields, specific)),
     )
     reasoning = fields.get("reasoning_content") or fields.get("reasoning")
@@ -60,6 +61,16 @@ def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     known = replace(converted, native=None).to_openai()  # what a chat server is sent is all in the message as it came
     added = {name: known[name] for name in _REASONING_FIELDS if name in known}
     return replace(converted, native=NativeMessage("chat", {**converted.native.value, **added}))
+
+
+def _is_signed(block: Mapping[str, Any]) -> bool:
+    """Whether a block of thinking may go back: the API refuses one without a signature."""
+    return bool(block.get("data" if block.get("type") == "redacted_thinking" else "signature"))
+
+
+def _convert_thinking_block(block: Mapping[str, Any]) -> ReasoningDetail:
+    """A block as the API knows it, without what litellm adds (`index`, `cache_control`)."""
+    return ReasoningDetail("messages", {name: block[name] for name in _THINKING_FIELDS if name in block})
 
 
 def _drop_report(message: Mapping[str, Any]) -> dict[str, Any]:

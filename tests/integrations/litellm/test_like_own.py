@@ -14,6 +14,7 @@ pytest.importorskip("litellm")
 import litellm
 from litellm.constants import DEFAULT_CHAT_COMPLETION_PARAM_VALUES
 from litellm.exceptions import MidStreamFallbackError
+from pydantic import BaseModel
 
 from llm_spec import (
     AnswerDetail,
@@ -155,6 +156,17 @@ async def test_an_answer_goes_back_as_it_came(kind: str, door: str, form: str) -
     assert blocks == has.get("thinking_blocks", [])
 
 
+async def test_thinking_of_other_providers_goes_back() -> None:
+    """Signed blocks alone, in the API's own fields, wherever litellm keeps them."""
+    blocks = [{**SIGNED, "index": 0, "cache_control": None}, {"type": "thinking", "thinking": "unsigned"}, HIDDEN]
+    provider = ScriptedProvider("So.")
+    register(target=provider)
+    for place in ({"thinking_blocks": blocks}, {"provider_specific_fields": {"thinking_blocks": blocks}}):
+        await ask("acompletion", messages=[{"role": "assistant", "content": "b", **place}])
+        details = provider.requests[-1].messages[0].reasoning_details
+        assert [dict(detail.value) for detail in details] == [SIGNED, HIDDEN]
+
+
 def test_a_name_comes_once_in_a_stream() -> None:
     """Whoever joins the names of all pieces gets one name."""
     register(target=ScriptedProvider(ANSWERS["a name in every piece"][0]))
@@ -191,6 +203,12 @@ async def test_contents_and_later_system_texts_pass_on() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- options
+
+
+class City(BaseModel):
+    city: str
+    area: int | None = None
+
 
 HANDLED_BY_LITELLM = {
     "additional_drop_params": "names of parameters to drop",
@@ -269,6 +287,17 @@ async def test_a_parameter_reaches_the_request(name: str, door: str) -> None:
     for part in path.split("."):
         found = getattr(found, part)
     assert found == expected
+
+
+async def test_a_class_as_response_format_is_strict() -> None:
+    """As litellm makes it for every provider: all fields required, no others."""
+    provider = ScriptedProvider('{"city": "Rome"}')
+    register(target=provider)
+    await ask("acompletion", response_format=City)
+    shape: Any = provider.requests[0].response_format
+    schema = shape["json_schema"]["schema"]
+    assert shape["json_schema"]["strict"] is True
+    assert (schema["additionalProperties"], schema["required"]) == (False, ["city", "area"])
 
 
 @pytest.mark.parametrize("door", DOORS)
