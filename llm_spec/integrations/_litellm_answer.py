@@ -22,6 +22,7 @@ from litellm.types.utils import Usage as LiteLLMUsage
 from llm_spec.chat import (
     AnswerDetail,
     Finish,
+    FinishReason,
     ReasoningDelta,
     ReasoningDetail,
     StreamEvent,
@@ -166,13 +167,11 @@ class _AnswerFields:
     def build_specific_fields(self, finish: Finish) -> dict[str, Any]:
         """How the answer came about, and what the next turn needs that a message of litellm's has no place for."""
         fields: dict[str, Any] = {REPORT_FIELD: describe_finish_as_json(finish)}
-        if refusal := self._details.get("refusal"):
-            fields["refusal"] = refusal  # litellm makes no refusal of a stream's pieces
         if items := merge_chat_details(self._reasoning):
             fields["reasoning_details"] = items
         return fields
 
-    def get_finish_reason(self, finish: Finish) -> str:
+    def get_finish_reason(self, finish: Finish) -> FinishReason:
         """A refusal ends by itself, as in OpenAI's answers."""
         has_refused = finish.finish_reason == "content_filter" and self._details.get("refusal")
         return "stop" if has_refused else finish.finish_reason

@@ -43,12 +43,12 @@ def build_request_from_litellm(messages: Sequence[Mapping[str, Any]], params: Ma
 
 def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     """A message without what is litellm's or ours: no server knows those fields, and some refuse them."""
+    if not isinstance(cast("object", message), Mapping):
+        return ChatMessage.from_openai(message)  # says what it has to be
     fields = _drop_report(message)
     if fields.get("role") != "assistant":
         return ChatMessage.from_openai(fields)
     specific = _get_object(fields, "provider_specific_fields")
-    if refusal := fields.get("refusal") or specific.get("refusal"):
-        fields["refusal"] = refusal
     details = (
         *map(_convert_thinking_block, filter(_is_signed, _find_list("thinking_blocks", fields, specific))),
         *(ReasoningDetail("chat", dict(item)) for item in _find_list("reasoning_details", fields, specific)),
@@ -58,8 +58,10 @@ def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     converted = replace(converted, reasoning=reasoning if isinstance(reasoning, str) else "", reasoning_details=details)
     if converted.native is None:
         return converted
-    known = replace(converted, native=None).to_openai()  # what a chat server is sent is all in the message as it came
-    added = {name: known[name] for name in _REASONING_FIELDS if name in known}
+    known: dict[str, Any] = replace(
+        converted, native=None
+    ).to_openai()  # what a chat server is sent is all in the message as it came
+    added: dict[str, Any] = {name: known[name] for name in _REASONING_FIELDS if name in known}
     return replace(converted, native=NativeMessage("chat", {**converted.native.value, **added}))
 
 
@@ -75,16 +77,12 @@ def _convert_thinking_block(block: Mapping[str, Any]) -> ReasoningDetail:
 
 def _drop_report(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message without the reports of `REPORT_FIELD`, in its own fields and in those of its calls."""
-    if not isinstance(cast("object", message), Mapping):
-        return message  # `from_openai` says what it has to be
     fields = dict(message)
     if specific := _get_object(fields, "provider_specific_fields"):
         fields["provider_specific_fields"] = {name: of for name, of in specific.items() if name != REPORT_FIELD} or None
     fields.pop(REPORT_FIELD, None)
     if isinstance(calls := fields.get("tool_calls"), list):
-        fields["tool_calls"] = [
-            _drop_report(call) if isinstance(call, Mapping) else call for call in cast("list[Any]", calls)
-        ]
+        fields["tool_calls"] = [_drop_report(call) if isinstance(call, Mapping) else call for call in calls]
     return fields
 
 
@@ -97,4 +95,4 @@ def _find_list(name: str, *places: Mapping[str, Any]) -> list[Mapping[str, Any]]
     """The objects of a list, in the first place that has any."""
     lists = (place.get(name) for place in places)
     found = next((value for value in lists if value and isinstance(value, list)), [])
-    return [item for item in cast("list[Any]", found) if isinstance(item, Mapping)]
+    return [item for item in found if isinstance(item, Mapping)]
