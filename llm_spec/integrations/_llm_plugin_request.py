@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import llm
-from llm.parts import AttachmentPart, Message, TextPart, ToolCallPart, ToolResultPart
+from llm.parts import AttachmentPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, field_validator
 
-from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, Role, ToolCall
+from llm_spec.chat import ChatMessage, ChatRequest, ReasoningDetail, RequestOptions, Role, ToolCall
 
-__all__ = ["SpeculativeOptions", "convert_prompt_to_request"]
+__all__ = ["SpeculativeOptions", "build_reasoning_metadata", "convert_prompt_to_request"]
+
+_METADATA_NAME = "llm-spec"  # of a part's `provider_metadata`
 
 
 class SpeculativeOptions(llm.Options):
@@ -113,7 +115,24 @@ def _convert_llm_message(message: Message) -> Iterator[ChatMessage]:
         content += [{"type": "image_url", "image_url": {"url": _get_llm_image_url(image)}} for image in attached]
         yield ChatMessage(cast("Role", message.role), tuple(content))
     elif text or calls:
-        yield ChatMessage(cast("Role", message.role), text or None, tool_calls=calls)
+        thoughts = [part for part in message.parts if isinstance(part, ReasoningPart)]
+        yield ChatMessage(
+            cast("Role", message.role),
+            text or None,
+            tool_calls=calls,
+            reasoning="".join(part.text for part in thoughts),
+            reasoning_details=tuple(detail for part in thoughts for detail in _read_reasoning_metadata(part)),
+        )
+
+
+def build_reasoning_metadata(details: Iterable[ReasoningDetail]) -> dict[str, Any]:
+    """What a part of reasoning keeps for the next turn, as JSON: `llm` logs it."""
+    return {_METADATA_NAME: [{"api": detail.api, "value": dict(detail.value)} for detail in details]}
+
+
+def _read_reasoning_metadata(part: ReasoningPart) -> Iterator[ReasoningDetail]:
+    for detail in (part.provider_metadata or {}).get(_METADATA_NAME) or ():
+        yield ReasoningDetail(detail["api"], detail["value"])
 
 
 def _get_llm_image_url(image: llm.Attachment) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, Self, cast
 
 import httpx
 import litellm
 from litellm.exceptions import (
     APIConnectionError,
+    APIError,
+    AuthenticationError,
+    BadGatewayError,
     BadRequestError,
     ContentPolicyViolationError,
     ContextWindowExceededError,
@@ -24,32 +26,13 @@ from litellm.exceptions import (
     Timeout,
 )
 from litellm.llms.custom_llm import CustomLLM
-from litellm.types.llms.openai import ChatCompletionToolCallChunk, ChatCompletionUsageBlock
-from litellm.types.utils import (
-    ChoiceLogprobs,
-    Delta,
-    GenericStreamingChunk,
-    Message,
-    ModelResponse,
-    ModelResponseStream,
-    StreamingChoices,
-)
-from litellm.types.utils import Usage as LiteLLMUsage
+from litellm.types.utils import ModelResponse
 
-from llm_spec.chat import (
-    ChatRequest,
-    Finish,
-    ReasoningDelta,
-    StreamEvent,
-    TextDelta,
-    TokenLogprob,
-    ToolCall,
-    ToolCallDelta,
-)
-from llm_spec.chat_response import append_tool_call_delta
+from llm_spec.chat import StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import (
     CircuitOpenError,
     ConfigError,
@@ -59,22 +42,25 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.integrations._bridge import OpenStream
-from llm_spec.integrations._shared import (
-    BridgedSource,
-    build_request_options,
-    convert_usage_to_openai,
-    describe_finish_as_json,
-)
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.integrations._litellm_answer import Chunk, ChunkBuilder, fill_response
+from llm_spec.integrations._litellm_params import declare_supported_params, forget_prices, register_price
+from llm_spec.integrations._litellm_request import build_request_from_litellm
+from llm_spec.integrations._shared import BridgedSource, ProviderSource
 
 __all__ = ["SpeculativeLLM", "register"]
 
-Chunk: TypeAlias = GenericStreamingChunk | ModelResponseStream
-
-_IGNORED_OPTIONS: Final = ("stream", "stream_options")  # litellm sees to these itself
-_REFUSED_OPTIONS: Final = ("functions", "function_call")  # nothing of them would come back
 _CONTEXT_LENGTH_CODES: Final = ("context_length_exceeded", "request_too_large")
 _POLICY_CODES: Final = ("content_filter", "content_policy_violation")
+_TIMEOUT_STATUSES: Final = (408, 504)
+_CONTENT_TOO_LARGE: Final = 413
+_TOO_MANY_REQUESTS: Final = 429
+_ERRORS_BY_STATUS: Final[Mapping[int | None, Callable[..., Exception]]] = {
+    401: AuthenticationError,
+    404: NotFoundError,
+    500: InternalServerError,
+    502: BadGatewayError,
+    503: ServiceUnavailableError,
+}
 
 
 def register(
@@ -103,6 +89,7 @@ def register(
     found = llm or SpeculativeLLM(name)
     found.add_model(model, BridgedSource(target, draft, config))
     if llm is None:
+        declare_supported_params(name)
         litellm.custom_provider_map.append({"provider": name, "custom_handler": found})
     return found
 
@@ -110,16 +97,20 @@ def register(
 class SpeculativeLLM(CustomLLM):
     """The handler that litellm calls; `register` makes it.
 
-    Options that litellm passes on are those of `ChatRequest`; others go to the target as `extra`. Keys and addresses
-    are the providers' own, `api_key`, `api_base` and `headers` are not looked at. `timeout` bounds a whole answer, or,
-    streamed, the wait for each piece. Errors are litellm's, this library's the cause of each. An answer's
-    `provider_specific_fields["llm_spec"]` tell how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
+    Options that litellm passes on are those of `ChatRequest`; others go to the target as `extra`. Keys, addresses and
+    headers are the providers' own: `api_base`, `extra_headers`, `functions` and `n` above 1 are refused, `api_key` is
+    not looked at. `timeout` bounds a whole answer, or, streamed, the wait for each piece. `max_retries` comes before
+    the config's. Errors are litellm's, this library's the cause of each. An answer's
+    `provider_specific_fields["llm_spec"]` tell how it came about: `strategy`, `guarantee`, `acceptance_rate`, …; put
+    back into `messages` they go no further. A model whose target is a vendor's (`openai:gpt-4o-mini`) has the price
+    that litellm knows of that, without its draft's.
     """
 
     def __init__(self, name: str = "llm_spec") -> None:
         super().__init__()
         self.name = name
         self._bridges: dict[str | None, BridgedSource] = {}
+        self._price_keys: list[str] = []
 
     def add_model(self, model: str | None, bridge: BridgedSource) -> None:
         """Serve one more model."""
@@ -127,6 +118,9 @@ class SpeculativeLLM(CustomLLM):
             bridge.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
         self._bridges[model] = bridge
+        target = bridge.source.name.partition("+")[0]
+        if model is not None and (key := register_price(self.name, model, target)) is not None:
+            self._price_keys.append(key)
 
     def close(self) -> None:
         """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
@@ -153,6 +147,7 @@ class SpeculativeLLM(CustomLLM):
         await self.aclose()
 
     def _unregister(self) -> None:
+        forget_prices(self._price_keys)
         litellm.custom_provider_map[:] = [i for i in litellm.custom_provider_map if i["custom_handler"] is not self]
         with suppress(ValueError):  # litellm adds it there with the first call
             litellm.provider_list.remove(self.name)
@@ -169,14 +164,16 @@ class SpeculativeLLM(CustomLLM):
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
         with self._prepare_completion(keywords) as call, closing(call.bridge.stream(call.open_events)) as events:
+            builder = ChunkBuilder(call.model)
             for event in events:
-                yield from _convert_event_to_litellm_chunk(event, call.model)
+                yield from builder.convert_event(event)
 
     async def astreaming(self, *_: Any, **keywords: Any) -> AsyncGenerator[Chunk]:  # type: ignore[override]  # as above
         with self._prepare_completion(keywords) as call:
+            builder = ChunkBuilder(call.model)
             async with aclosing(call.bridge.astream(call.open_events)) as events:
                 async for event in events:
-                    for chunk in _convert_event_to_litellm_chunk(event, call.model):
+                    for chunk in builder.convert_event(event):
                         yield chunk
 
     @contextmanager
@@ -188,10 +185,13 @@ class SpeculativeLLM(CustomLLM):
             if bridge is None:
                 known = ", ".join(str(name) for name in self._bridges)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
-            request = _build_request_from_litellm(keywords["messages"], keywords["optional_params"])
+            params: Mapping[str, Any] = keywords["optional_params"]
+            _refuse_connection_options(keywords)
+            request = build_request_from_litellm(keywords["messages"], params)
+            source = _limit_retries(bridge.source, params.get("max_retries"))
             timeout = keywords.get("timeout")
             timeout_s = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
-            open_stream = partial(bridge.source.stream, request)
+            open_stream = partial(source.stream, request)
             yield _PreparedCompletion(model, bridge, open_stream, timeout_s, keywords["model_response"])
         except (LlmSpecError, TimeoutError) as error:
             raise _to_litellm_error(error, model, self.name) from error
@@ -221,31 +221,25 @@ class _PreparedCompletion:
 
     def build_response(self, events: Sequence[StreamEvent]) -> ModelResponse:
         """The events in litellm's own response object."""
-        (finish,) = (event for event in events if isinstance(event, Finish))
-        calls: dict[int, ToolCall] = {}
-        for event in events:
-            if isinstance(event, ToolCallDelta):
-                calls[event.index] = append_tool_call_delta(calls.get(event.index), event)
-        message = Message(
-            content="".join(event.text for event in events if isinstance(event, TextDelta)) or None,
-            reasoning_content="".join(event.text for event in events if isinstance(event, ReasoningDelta)) or None,
-            tool_calls=[
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for _, call in sorted(calls.items())
-            ]
-            or None,
-            provider_specific_fields={"llm_spec": describe_finish_as_json(finish)},
-        )
-        (choice,) = self.response.choices
-        choice.message = message
-        choice.finish_reason = finish.finish_reason
-        logprobs = [event.logprobs for event in events if isinstance(event, TextDelta) and event.logprobs is not None]
-        if logprobs:
-            choice.logprobs = _build_litellm_logprobs(list(chain.from_iterable(logprobs)))
-        self.response.model = self.model
-        if finish.usage is not None:
-            self.response.usage = LiteLLMUsage(**convert_usage_to_openai(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
-        return self.response
+        return fill_response(self.response, events, self.model)
+
+
+def _refuse_connection_options(keywords: Mapping[str, Any]) -> None:
+    """Raise for an address or headers of this call: its target is open, and would not be told of them."""
+    if keywords.get("api_base"):
+        raise InvalidRequestError("api_base is given; the target was opened with its own address")
+    headers = keywords.get("headers")
+    if headers and headers != litellm.headers:  # those are for every provider
+        raise InvalidRequestError("headers or extra_headers are given; the target was opened with its own")
+
+
+def _limit_retries(source: ProviderSource, max_retries: int | None) -> ProviderSource:
+    """The same provider with so many retries; None: as it is. A provider that is not a decoder is never retried."""
+    decoder = source.provider
+    if max_retries is None or not isinstance(decoder, SpeculativeDecoder):
+        return source
+    retry = replace(decoder.config.retry, max_attempts=max_retries + 1)
+    return ProviderSource(decoder.with_config(replace(decoder.config, retry=retry)))
 
 
 async def _limit_wait_for_events(
@@ -261,88 +255,32 @@ async def _limit_wait_for_events(
         yield event
 
 
-# ---------------------------------------------------------------------------------- to and from litellm
-
-
-def _build_request_from_litellm(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> ChatRequest:
-    """A request of the options that litellm passes on."""
-    options = {name: value for name, value in params.items() if value is not None and name not in _IGNORED_OPTIONS}
-    for name in _REFUSED_OPTIONS:
-        if options.pop(name, None):
-            raise InvalidRequestError(f"{name} is not supported by llm_spec")
-    if (num_answers := options.pop("n", 1)) != 1:
-        raise InvalidRequestError(f"n is {num_answers!r}; llm_spec gives one answer a request")
-    if "max_completion_tokens" in options:
-        options["max_tokens"] = options.pop("max_completion_tokens")
-    return ChatRequest.create(messages, **build_request_options(options))
-
-
-def _convert_event_to_litellm_chunk(event: StreamEvent, model: str) -> Iterator[Chunk]:
-    """An event as litellm's chunk, if it is of those that have one."""
-    match event:
-        case TextDelta(text=text, logprobs=tuple() as logprobs):  # for which the generic chunk has no place
-            choice = StreamingChoices(index=0, delta=Delta(content=text), logprobs=_build_litellm_logprobs(logprobs))
-            yield ModelResponseStream(model=model, choices=[choice])
-        case TextDelta():
-            yield _build_litellm_chunk(event.text)
-        case ReasoningDelta():  # the generic chunk has no place for it
-            delta = Delta(content=None, reasoning_content=event.text)
-            yield ModelResponseStream(model=model, choices=[StreamingChoices(index=0, delta=delta)])
-        case ToolCallDelta():
-            yield _build_litellm_chunk(
-                tool_use={
-                    "id": event.id,
-                    "type": "function",
-                    "function": {"name": event.name, "arguments": event.arguments},
-                    "index": event.index,
-                }
-            )
-        case Finish():
-            yield _build_litellm_chunk(finish=event)
-        case _:
-            pass  # rounds, fallbacks and retries are no part of an answer
-
-
-def _build_litellm_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
-    return ChoiceLogprobs.model_validate(build_chat_logprobs(logprobs))
-
-
-def _build_litellm_chunk(
-    text: str = "",
-    *,
-    tool_use: ChatCompletionToolCallChunk | None = None,
-    finish: Finish | None = None,
-) -> GenericStreamingChunk:
-    usage = None if finish is None or finish.usage is None else convert_usage_to_openai(finish.usage)
-    return GenericStreamingChunk(
-        text=text,
-        tool_use=tool_use,
-        is_finished=finish is not None,
-        finish_reason="" if finish is None else finish.finish_reason,
-        usage=cast("ChatCompletionUsageBlock | None", usage),
-        index=0,
-        provider_specific_fields=None if finish is None else {"llm_spec": describe_finish_as_json(finish)},
-    )
-
-
 def _to_litellm_error(error: LlmSpecError | TimeoutError, model: str, name: str) -> Exception:
-    """The error in litellm's tree, with the status that its router and proxy go by."""
+    """The error in litellm's tree, with the status that its router and proxy go by: as litellm's OpenAI provider."""
     message = str(error) or "the timeout of this call has passed"
-    match error:
-        case InvalidRequestError() | UnsupportedError() | ConfigError():
-            return _to_bad_request_error(error, message, model, name)
-        case TransientError(status=429):
-            return RateLimitError(
-                message, name, model, response=_build_response_with_retry_after(429, error.retry_after_s)
-            )
-        case TimeoutError() | TransientError(status=408 | 504):
-            return Timeout(message, model, name)
-        case TransientError(status=None):
-            return APIConnectionError(message, name, model)
-        case TransientError() | CircuitOpenError():
-            return ServiceUnavailableError(message, name, model)
-        case _:
-            return InternalServerError(message, name, model)
+    if isinstance(error, TimeoutError) or error.status in _TIMEOUT_STATUSES:
+        status = None if isinstance(error, TimeoutError) else error.status
+        return Timeout(message, model, name, exception_status_code=status)
+    if error.status == _TOO_MANY_REQUESTS:
+        retry_after_s = error.retry_after_s if isinstance(error, TransientError) else None
+        return RateLimitError(message, name, model, response=_build_response_with_retry_after(429, retry_after_s))
+    kind = _ERRORS_BY_STATUS.get(error.status)
+    if kind is not None:
+        return kind(message=message, model=model, llm_provider=name)
+    if error.status == _CONTENT_TOO_LARGE and error.code not in _CONTEXT_LENGTH_CODES:
+        return APIError(_CONTENT_TOO_LARGE, message, name, model)
+    if isinstance(error, InvalidRequestError | UnsupportedError | ConfigError):
+        return _to_bad_request_error(error, message, model, name)
+    return _to_failure_error(error, message, model, name)
+
+
+def _to_failure_error(error: LlmSpecError, message: str, model: str, name: str) -> Exception:
+    if isinstance(error, CircuitOpenError):
+        return ServiceUnavailableError(message, name, model)
+    if error.status is not None:
+        return APIError(error.status, message, name, model)
+    kind = APIConnectionError if isinstance(error, TransientError) else InternalServerError
+    return kind(message, name, model)
 
 
 def _to_bad_request_error(error: LlmSpecError, message: str, model: str, name: str) -> Exception:
@@ -350,7 +288,10 @@ def _to_bad_request_error(error: LlmSpecError, message: str, model: str, name: s
         return ContextWindowExceededError(message, model, name)
     if error.code in _POLICY_CODES:
         return ContentPolicyViolationError(message, model, name)
-    return BadRequestError(message, model, name, body={"message": message, "code": error.code, "param": error.param})
+    body = {"message": message, "code": error.code, "param": error.param}
+    bad_request: Any = BadRequestError(message, model, name, body=body)
+    bad_request.status_code = error.status or bad_request.status_code
+    return cast("Exception", bad_request)
 
 
 def _build_response_with_retry_after(status: int, retry_after_s: float | None) -> httpx.Response:

@@ -41,9 +41,14 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
-from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, convert_prompt_to_request
+from llm_spec.integrations._llm_plugin_request import (
+    SpeculativeOptions,
+    build_reasoning_metadata,
+    convert_prompt_to_request,
+)
 from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.reasoning_details import merge_reasoning_details
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]
 
@@ -151,7 +156,10 @@ class _SpeculativeModelBase:
 
 
 class SpeculativeModel(_SpeculativeModelBase, llm.Model):
-    """A model of `llm` that answers by a target and its draft. Errors are llm.ModelError."""
+    """A model of `llm` that answers by a target and its draft.
+
+    Errors are llm.ModelError, and so are a model's refusal and a call that was cut off or is not JSON.
+    """
 
     class Options(SpeculativeOptions):
         """See SpeculativeOptions."""
@@ -202,6 +210,8 @@ class _ResponseWriter:
         self._response = response
         self._calls: dict[int, chat.ToolCall] = {}
         self._logprobs: list[dict[str, Any]] = []
+        self._reasoning: list[chat.ReasoningDelta | chat.ReasoningDetail] = []
+        self._refusal = ""
 
     def convert_event(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
         match event:
@@ -209,10 +219,17 @@ class _ResponseWriter:
                 self._logprobs += convert_logprobs_to_openai(event.logprobs)
                 yield StreamEvent(type="text", chunk=event.text)
             case chat.ReasoningDelta():
+                self._reasoning.append(event)
                 yield StreamEvent(type="reasoning", chunk=event.text)
+            case chat.ReasoningDetail():
+                self._reasoning.append(event)
+            case chat.AnswerDetail():
+                self._refusal += event.refusal
             case chat.ToolCallDelta():
                 yield from self._convert_tool_call_delta(event)
             case chat.Finish():
+                if details := merge_reasoning_details(self._reasoning):
+                    yield StreamEvent(type="reasoning", chunk="", provider_metadata=build_reasoning_metadata(details))
                 self._record_finish_in_response(event)
             case _:
                 pass
@@ -230,20 +247,35 @@ class _ResponseWriter:
 
     def _record_finish_in_response(self, finish: chat.Finish) -> None:
         response = self._response
-        for call in self._calls.values():
-            try:
-                arguments = json.loads(call.arguments or "{}")
-            except ValueError as error:
-                raise llm.ModelError(f"the model called {call.name} with what is not JSON: {error}") from error
-            response.add_tool_call(llm.ToolCall(name=call.name, arguments=arguments, tool_call_id=call.id))
+        if self._refusal:
+            raise llm.ModelError(f"the model refused to answer: {self._refusal}")
+        for call in [_parse_tool_call(call, finish) for call in self._calls.values()]:
+            response.add_tool_call(call)
         response.response_json = describe_finish_as_json(finish)
         if self._logprobs:
             response.response_json["logprobs"] = {"content": self._logprobs}
         usage = finish.usage
         if usage is not None:
-            counts = {"cached_tokens": usage.cached_input_tokens, "reasoning_tokens": usage.reasoning_tokens}
+            counts = {
+                "cached_tokens": usage.cached_input_tokens,
+                "cache_write_tokens": usage.cache_write_input_tokens,
+                "reasoning_tokens": usage.reasoning_tokens,
+            }
             details = {name: count for name, count in counts.items() if count}
             response.set_usage(input=usage.input_tokens, output=usage.output_tokens, details=details or None)
+
+
+def _parse_tool_call(call: chat.ToolCall, finish: chat.Finish) -> llm.ToolCall:
+    """A call that may be run; raises ModelError for one that was cut off, or is not a JSON object."""
+    is_cut = not call.arguments and finish.finish_reason == "length"
+    try:
+        arguments: object = None if is_cut else json.loads(call.arguments or "{}")
+    except ValueError as error:
+        raise llm.ModelError(f"the model called {call.name} with what is not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        found = "nothing, as its answer was cut off" if is_cut else f"{call.arguments[:100]!r}, which is not an object"
+        raise llm.ModelError(f"the model called {call.name} with {found}")
+    return llm.ToolCall(name=call.name, arguments=cast("dict[str, Any]", arguments), tool_call_id=call.id)
 
 
 # ------------------------------------------------------------------------------------------- where they live

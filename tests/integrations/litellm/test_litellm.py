@@ -180,7 +180,7 @@ def named(error: LlmSpecError, code: str, param: str | None = None) -> LlmSpecEr
 ERRORS = [
     (TransientError("slow down", status=429, retry_after_s=7), "RateLimitError", 429),
     (TransientError("busy", status=503), "ServiceUnavailableError", 503),
-    (TransientError("late", status=504), "Timeout", 408),
+    (TransientError("late", status=504), "Timeout", 504),
     (TransientError("gone"), "APIConnectionError", 500),
     (CircuitOpenError("left alone"), "ServiceUnavailableError", 503),
     (InvalidRequestError("top_k is wrong"), "BadRequestError", 400),

@@ -31,13 +31,12 @@ TOOL: Any = {
     },
 }
 QUESTION: Any = {"role": "user", "content": "Weather in Rome?"}
-# litellm lets a custom provider have reasoning_effort in extra_body alone
 FIELDS: Any = {
     "user": "u",
     "store": False,
     "service_tier": "auto",
     "n": 1,
-    "extra_body": {"reasoning_effort": "low"},
+    "reasoning_effort": "low",
 }
 
 
