@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, as
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self, TypeVar
 
+from llm_spec._clock import get_asyncio_loop
 from llm_spec.errors import ClosedError
 
 __all__ = ["OpenCall", "OpenCalls"]
@@ -127,7 +128,7 @@ class OpenCall:
 
     def __init__(self, calls: OpenCalls) -> None:
         self._calls = calls
-        self.loop: Final = asyncio.get_running_loop()
+        self.loop: Final = get_asyncio_loop()
         self.reader: asyncio.Task[Any] | None = None
         self.resume: Callable[[], asyncio.Task[Any] | None] = asyncio.current_task
         self.partial_text = ""  # the error's, where that has none

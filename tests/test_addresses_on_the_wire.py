@@ -355,7 +355,7 @@ async def test_https_goes_through_a_tunnel(kind: str, status: int, shape: str, m
     async with serve_proxy_of_tunnels(status) as (place, heads):
         monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@{place}")
         error = await fail(open_kind(kind, "https://model.invalid/v1", monkeypatch, "svc:other"), shape)
-    (head,) = heads
+    (head,) = set(heads)  # a client may try a connection again
     assert head.startswith("CONNECT model.invalid:443 HTTP/1.1\r\n")
     wanted = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
     assert head.lower().count("proxy-authorization:") == 1

@@ -16,6 +16,7 @@ from llm_spec_http.convert import RepeatedPrefixStripper
 from llm_spec import (
     Capabilities,
     ChatRequest,
+    ClosedError,
     InvalidRequestError,
     JudgeConfig,
     ReasoningDelta,
@@ -357,7 +358,7 @@ def test_what_was_not_tried_to_its_end_is_not_believed() -> None:
         for _ in range(3):  # attempts
             await asyncio.sleep(10.0)
             await decoder._discovery.aclose()
-        with pytest.raises(TransientError, match="its decoder was closed") as caught:
+        with pytest.raises(ClosedError, match="its decoder was closed") as caught:
             await answering
         assert caught.value.partial_text == "".join(split_into_pieces(WEEK)[:3])
 

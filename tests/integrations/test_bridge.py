@@ -392,7 +392,7 @@ bridge = EventLoopBridge("work", owns_loop=True)
 held.clear()
 print(bridge.run(work))
 """)
-    assert ended.stdout.splitlines().count("closed") == 2
+    assert ended.stdout.count("closed") == 2
 
 
 def run_program(program: str) -> subprocess.CompletedProcess[str]:

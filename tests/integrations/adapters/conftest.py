@@ -1,20 +1,25 @@
-"""Keys that no service knows, and what other libraries leave open is theirs."""
+"""Collected only where all frameworks are; with keys that no service knows. What other libraries leave open is theirs."""
 
+import importlib.util
 import os
 import warnings
 
 import pytest
 
-os.environ.update(
-    LITELLM_LOCAL_MODEL_COST_MAP="True",  # otherwise it asks for a list of prices on the network when it is imported
-    OPENAI_API_KEY="unused",
-    ANTHROPIC_API_KEY="unused",
-    OPENAI_AGENTS_DISABLE_TRACING="1",
-    LANGSMITH_TRACING="false",
-)
+_FRAMEWORKS = ("agents", "langchain_openai", "litellm", "llm", "pydantic_ai")
 
+if any(importlib.util.find_spec(name) is None for name in _FRAMEWORKS):
+    collect_ignore_glob = ["test_*.py"]
+else:
+    os.environ.update(
+        LITELLM_LOCAL_MODEL_COST_MAP="True",  # or it asks the network for prices on import
+        OPENAI_API_KEY="unused",
+        ANTHROPIC_API_KEY="unused",
+        OPENAI_AGENTS_DISABLE_TRACING="1",
+        LANGSMITH_TRACING="false",
+    )
 
-def pytest_configure(config: pytest.Config) -> None:
-    """The frameworks' own models leave clients open, and warn of what is to come in their next versions."""
-    config.addinivalue_line("filterwarnings", "ignore")
-    warnings.simplefilter("ignore", ResourceWarning)
+    def pytest_configure(config: pytest.Config) -> None:
+        """The frameworks' own models leave clients open, and warn of what is to come in their next versions."""
+        config.addinivalue_line("filterwarnings", "ignore")
+        warnings.simplefilter("ignore", ResourceWarning)
