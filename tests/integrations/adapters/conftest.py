@@ -1,4 +1,4 @@
-"""Collected only where all frameworks are; with keys that no service knows. What other libraries leave open is theirs."""
+"""Collected only where all frameworks are. No service knows the keys; what other libraries leave open is theirs."""
 
 import importlib.util
 import os
