@@ -45,7 +45,7 @@ class OpenCalls:
         self.is_closed = False
         self._name: Final = name
         self._lock: Final = threading.Lock()  # for what is weakly held: that cannot be listed while it changes
-        self._calls: Final[set[OpenCall]] = set()
+        self.under_way: Final[set[OpenCall]] = set()
         self._responses: Final[weakref.WeakKeyDictionary[Closable, asyncio.AbstractEventLoop]] = (
             weakref.WeakKeyDictionary()
         )
@@ -98,7 +98,7 @@ class OpenCalls:
         for child in children:
             await child.aclose()
         loop, ended = asyncio.get_running_loop(), list[asyncio.Future[None]]()
-        for call in list(self._calls):
+        for call in list(self.under_way):
             if call.loop is loop:
                 ended += call.end()
             else:
@@ -146,7 +146,7 @@ class OpenCall:
     def __enter__(self) -> Self:
         self.reader = self._first_reader = self.resume()
         self._num_cancelling = 0 if self.reader is None else self.reader.cancelling()
-        self._calls._calls.add(self)  # noqa: SLF001 - it is one of us
+        self._calls.under_way.add(self)
         try:
             self._calls.check_open()  # after it can be found: another thread may be closing
         except ClosedError:
@@ -181,17 +181,17 @@ class OpenCall:
         self.resume = self._raise_ended
         reader, generator = self.reader, None if self._generator is None else self._generator()
         is_waited_in = self._generator is None or (isinstance(generator, AsyncGeneratorType) and generator.ag_running)
-        if self not in self._calls._calls or not is_waited_in or reader is None:  # noqa: SLF001 - it is one of us
+        if self not in self._calls.under_way or not is_waited_in or reader is None:
             return []
         if reader is asyncio.current_task():
             return []  # what closes is a part of the call
         if self._left is None:
             self._cancelled_reader, self._left = reader, self.loop.create_future()
             reader.cancel()
-        return [] if self._left is None else [self._left]
+        return [self._left]
 
     def _leave(self) -> None:
-        self._calls._calls.discard(self)  # noqa: SLF001 - it is one of us
+        self._calls.under_way.discard(self)
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
