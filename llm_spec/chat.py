@@ -608,7 +608,8 @@ class Finish:
 
     `usage` is None where the provider does not count, `stopped_by` where it does not say; `draft_usage` is what a
     draft beside it used. `stop_string` is the one of the request's that ended the answer, where it is known.
-    `service_tier` and `speed` are those that the server says it served, in its own words.
+    `service_tier` and `speed` are those that the server says it served, in its own words. `response_id` is the
+    server's for the answer, of several requests the last one's; it is no part of what makes two finishes equal.
     """
 
     finish_reason: FinishReason
@@ -618,6 +619,7 @@ class Finish:
     stop_string: str | None = None
     service_tier: str | None = None
     speed: str | None = None
+    response_id: str | None = field(default=None, compare=False)
 
 
 # How an answer comes about, none of its text.
@@ -639,6 +641,7 @@ class ChatResponse:
     details: tuple[AnswerDetail, ...] = ()
     service_tier: str | None = None
     speed: str | None = None
+    response_id: str | None = field(default=None, compare=False)
 
     @property
     def content(self) -> str:

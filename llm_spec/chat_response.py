@@ -74,6 +74,7 @@ class ChatResponseBuilder:
                     details=tuple(self._details),
                     service_tier=event.service_tier,
                     speed=event.speed,
+                    response_id=event.response_id,
                 )
             case _:
                 pass

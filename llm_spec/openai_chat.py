@@ -107,6 +107,7 @@ class ChunkReader:
         self._has_message = False  # or a delta, or a text, though they may say nothing
         self._usage: Usage | None = None
         self._service_tier: str | None = None  # that was served
+        self._response_id: str | None = None  # the server's; one for all chunks
         self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
 
     def read_chunk(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
@@ -116,6 +117,8 @@ class ChunkReader:
         tier: Any = chunk.get("service_tier")
         if tier != self._service_tier and isinstance(tier, str) and is_encodable(tier):
             self._service_tier = tier or self._service_tier
+        if self._response_id is None and isinstance(id_ := chunk.get("id"), str) and is_encodable(id_):
+            self._response_id = id_ or None
         choices: Any = chunk.get("choices")
         if self._is_fast and choices.__class__ is list and len(choices) == 1:
             choice: Any = choices[0]
@@ -209,7 +212,14 @@ class ChunkReader:
             reason = stopped_by = "content_filter"
         elif stopped_by is None:
             stopped_by = None if reason == "length" else _STOPPED_BY.get(reason)
-        return Finish(reason, self._usage, stopped_by, stop_string=self._stop_string, service_tier=self._service_tier)
+        return Finish(
+            reason,
+            self._usage,
+            stopped_by,
+            stop_string=self._stop_string,
+            service_tier=self._service_tier,
+            response_id=self._response_id,
+        )
 
     @property
     def failure_message(self) -> str:

@@ -322,6 +322,7 @@ class AnswerRecorder:
             stop_string=response.stop_string,
             service_tier=response.service_tier,
             speed=response.speed,
+            response_id=response.response_id,
         )
 
     def add_plain_steps_to_baseline(self, baseline: TargetSpeedBaseline) -> None:
@@ -367,6 +368,7 @@ class AnswerRecorder:
             order=self._order.list_parts(self._texts, sorted(self._calls)),
             service_tier=finish.service_tier,
             speed=finish.speed,
+            response_id=finish.response_id,
             strategy=strategy_choice.strategy.name,
             guarantee=text_guarantee.guarantee,
             same_text=text_guarantee.same_text,

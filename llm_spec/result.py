@@ -204,7 +204,7 @@ class SpeculativeResult:
     that their providers counted are as they said; those that broke or were left count what was sent and what came.
     `stopped_by` is None where the target did not say what ended the answer, or ended it by a limit of its own.
     `stop_string` is the stop string that did, where it is known. `service_tier` and `speed` are those that the target's
-    server says it served, in its own words.
+    server says it served, in its own words, `response_id` is that server's for the answer.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were dropped, `retries` why the target was called again.
     `plain_s` is an estimate of what the target alone takes for this answer, by the measurement that `speedup_basis`
@@ -252,6 +252,7 @@ class SpeculativeResult:
     order: tuple[AnswerPart, ...] = ()
     service_tier: str | None = None
     speed: str | None = None
+    response_id: str | None = None
 
     @property
     def refusal(self) -> str:
@@ -415,5 +416,6 @@ class SpeculativeFinish(Finish):
             finish.stop_string,
             finish.service_tier,
             finish.speed,
+            finish.response_id,
             result,
         )

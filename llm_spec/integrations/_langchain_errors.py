@@ -83,14 +83,14 @@ _TRANSIENT_ERRORS: Final[dict[int | None, type[LlmSpecError]]] = {
 
 def _find_langchain_class(error: LlmSpecError) -> type[LlmSpecError] | None:
     """The class that is this error's own and LangChain's; None where LangChain has no word for it."""
-    kind, status = type(error), error.status
-    if kind is InvalidRequestError:
+    status = error.status
+    if isinstance(error, InvalidRequestError):
         is_too_long = error.code == "context_length_exceeded"
         return LangChainContextOverflowError if is_too_long else LangChainInvalidRequestError
-    if kind is TransientError:
+    if isinstance(error, TransientError):
         is_late = status in (408, 504) or isinstance(error.__cause__, TimeoutError)
         return LangChainTimeoutError if is_late else _TRANSIENT_ERRORS.get(status, LangChainTransientApiError)
-    if kind is not TargetError or status is None or status < 400:
+    if not isinstance(error, TargetError) or status is None or status < 400:
         return None
     return _TARGET_ERRORS.get(status, LangChainRefusedRequestError if status < 500 else LangChainTargetApiError)
 

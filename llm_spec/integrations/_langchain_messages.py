@@ -38,7 +38,7 @@ from llm_spec.chat import (
 )
 from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.errors import InvalidRequestError
-from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
+from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json, split_provider_name
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.reasoning_details import merge_reasoning_details
 
@@ -47,7 +47,6 @@ __all__ = [
     "build_chat_result",
     "convert_langchain_messages",
     "separate_invalid_tool_calls",
-    "split_provider_name",
     "sum_token_usage",
 ]
 
@@ -276,6 +275,8 @@ class ChunkBuilder:
         if event.service_tier is not None:
             self.llm_output["service_tier"] = event.service_tier
         metadata = {**self.llm_output, "finish_reason": event.finish_reason, "llm_spec": report}
+        if event.response_id is not None:
+            metadata["id"] = event.response_id
         if event.usage is not None:
             self.llm_output["token_usage"] = convert_usage_to_openai(event.usage)
         details = merge_reasoning_details(self._reasoning)
@@ -353,12 +354,6 @@ def _find_fault(call: ToolCall, finish: Finish) -> InvalidToolCall | None:
 
 def _make_chunk(**additional_kwargs: str) -> ChatGenerationChunk:
     return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs=additional_kwargs))
-
-
-def split_provider_name(name: str) -> tuple[str, str]:
-    """Provider and model of a target's name (`openai:gpt-5`), by which lists of prices know it; "" for no provider."""
-    provider, colon, model = name.partition(":")
-    return (provider, model) if colon and model else ("", name)
 
 
 def _may_tell_provider(name: str, *, has_reasoning: bool) -> bool:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
+from litellm.litellm_core_utils.prompt_templates.common_utils import _parse_content_for_reasoning
 from litellm.types.llms.openai import ChatCompletionToolCallChunk, ChatCompletionUsageBlock
 from litellm.types.utils import (
     ChoiceLogprobs,
@@ -52,10 +53,15 @@ def fill_response(response: ModelResponse, events: Sequence[StreamEvent], model:
     for event in events:
         builder.add_event(event)
     (choice,) = response.choices
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    fields = builder.build_message_fields()
+    if "reasoning_content" not in fields:  # as litellm does with whole answers of its other providers
+        thought, rest = _parse_content_for_reasoning(text)
+        text, fields = (text, fields) if thought is None else (rest or "", fields | {"reasoning_content": thought})
     choice.message = Message(
-        content="".join(event.text for event in events if isinstance(event, TextDelta)) or None,
+        content=text or None,
         tool_calls=builder.build_tool_calls(),
-        **builder.build_message_fields(),
+        **fields,
         provider_specific_fields=builder.build_specific_fields(finish),
     )
     choice.finish_reason = builder.get_finish_reason(finish)
@@ -63,6 +69,8 @@ def fill_response(response: ModelResponse, events: Sequence[StreamEvent], model:
     if logprobs:
         choice.logprobs = _build_litellm_logprobs(list(chain.from_iterable(logprobs)))
     response.model = model
+    if finish.response_id is not None:
+        response.id = finish.response_id
     if finish.service_tier is not None:
         response.service_tier = finish.service_tier  # type: ignore[attr-defined]  # a field by assignment
     if finish.usage is not None:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import litellm
 import litellm.main
 
+from llm_spec.integrations._shared import split_provider_name
+
 __all__ = ["declare_supported_params", "forget_prices", "register_price"]
 
 # Beside those of litellm's list: to a target as they are, as by litellm's OpenAI provider
@@ -60,8 +62,8 @@ def register_price(name: str, model: str, target: str) -> str | None:
 
     `target` is as this library names it, `provider:model`. One with an address is anybody's server, without a price.
     """
-    provider, _, rest = target.partition(":")
-    if not rest or "@" in rest:
+    provider, rest = split_provider_name(target)
+    if not provider or "@" in rest:
         return None
     key = f"{name}/{model}"
     known: dict[str, Any] = litellm.model_cost

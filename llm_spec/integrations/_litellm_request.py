@@ -35,9 +35,6 @@ def build_request_from_litellm(messages: Sequence[Mapping[str, Any]], params: Ma
         raise InvalidRequestError(f"n is {num_answers!r}; llm_spec gives one answer a request")
     if "max_completion_tokens" in options:
         options["max_tokens"] = options.pop("max_completion_tokens")
-    if isinstance(prediction := options.get("prediction"), Mapping):
-        content = cast("Mapping[str, Any]", prediction).get("content")
-        options["prediction"] = ChatMessage.from_openai({"role": "user", "content": content}, "prediction").text
     return ChatRequest.create(list(map(_convert_message, messages)), **build_request_options(options))
 
 

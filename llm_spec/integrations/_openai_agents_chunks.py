@@ -27,7 +27,9 @@ __all__ = ["ChatChunkStream"]
 
 
 class ChatChunkStream:
-    """The chunks of one answer. `figures`, `raw_usage` and `reasoning_details` are there once the last chunk has come.
+    """The chunks of one answer.
+
+    `figures`, `raw_usage`, `response_id` and `reasoning_details` are there once the last chunk has come.
 
     Blocks of thinking are in the SDK's field, `thinking_blocks`; items of `reasoning_details` have none there.
 
@@ -35,8 +37,9 @@ class ChatChunkStream:
     conversation has already, the call gets a new one.
     """
 
-    def __init__(self, events: AsyncIterator[StreamEvent], request: ChatRequest, model: str) -> None:
+    def __init__(self, events: AsyncIterator[StreamEvent], request: ChatRequest, model: str, target: str) -> None:
         self._events = events
+        self._target = target
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls}
         self._started_calls: set[int] = set()
         self._thinking: list[ReasoningDelta | ReasoningDetail] = []  # up to its signature
@@ -47,6 +50,7 @@ class ChatChunkStream:
             "model": model,
             "object": "chat.completion.chunk",
         }
+        self.response_id: str | None = None  # the server's
         self.figures: dict[str, Any] = {}
         self.raw_usage: dict[str, Any] | None = None
         self.reasoning_details: list[dict[str, Any]] = []
@@ -73,7 +77,8 @@ class ChatChunkStream:
                 case ToolCallDelta():
                     yield self._build_chat_chunk({"tool_calls": [self._build_tool_call_delta(event)]})
                 case Finish():
-                    self.figures = describe_finish_as_json(event)
+                    self.figures = {"target": self._target} | describe_finish_as_json(event)
+                    self.response_id = event.response_id
                     self.raw_usage = None if event.usage is None else convert_usage_to_openai(event.usage)
                     self.reasoning_details = merge_chat_details(self._chat_details)
                     yield self._build_chat_chunk({}, event)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from agents import TResponseInputItem
@@ -31,10 +32,11 @@ def convert_items_to_messages(
     *,
     instructions: str | None,
     model: str,
+    target: str,
     api: ApiName,
     should_replay: ShouldReplayReasoningContent | None,
 ) -> list[ChatMessage]:
-    """The conversation, for a target of this name and API.
+    """The conversation, for a model, the name of its target, and its API.
 
     Reasoning goes back to the model that it came from, or as `should_replay` says; signatures to that model alone.
     Files in results of tools follow in a message of the user where the API takes texts alone from tools.
@@ -45,16 +47,25 @@ def convert_items_to_messages(
         items if isinstance(items, str) else [_put_index_for_reasoning(item, reasoning) for item in items],
         model=model,
         preserve_tool_output_all_content=True,
-        should_replay_reasoning_content=_restore_item(reasoning, should_replay or _is_from_this_model),
+        should_replay_reasoning_content=_restore_item(reasoning, should_replay or partial(_should_replay, target)),
     )
     found += cast("list[_Json]", converted)
     placed = _mark_cached_parts(found) if api == "messages" else _move_files_of_tools(found)
-    return [_build_message(message, f"messages[{index}]", reasoning, model) for index, message in enumerate(placed)]
+    return [
+        _build_message(message, f"messages[{index}]", reasoning, model, target) for index, message in enumerate(placed)
+    ]
 
 
-def _is_from_this_model(context: ReasoningContentReplayContext) -> bool:
-    is_same = context.reasoning.origin_model == context.model
-    return is_same or default_should_replay_reasoning_content(context)
+def _should_replay(target: str, context: ReasoningContentReplayContext) -> bool:
+    data = _get_provider_data(cast("_Json", context.reasoning.item))
+    return _is_from(data, context.model, target) or default_should_replay_reasoning_content(context)
+
+
+def _is_from(data: _Json, model: str, target: str) -> bool:
+    """Whether an item is this model's: models of one name are at several vendors, so its target tells."""
+    report = data.get("llm_spec")
+    origin = report.get("target") if isinstance(report, dict) else None
+    return data.get("model") == model and origin in (None, target)
 
 
 # ------------------------------------------------------------------------------------------------ reasoning
@@ -79,13 +90,13 @@ def _restore_item(reasoning: list[_Json], should_replay: ShouldReplayReasoningCo
     return should_replay_item
 
 
-def _build_message(message: _Json, where: str, reasoning: list[_Json], model: str) -> ChatMessage:
+def _build_message(message: _Json, where: str, reasoning: list[_Json], model: str, target: str) -> ChatMessage:
     index = message.pop("reasoning_content", None)
     built = ChatMessage.from_openai(message, where)
     if index is None:
         return built
     item = reasoning[int(index)]
-    is_same = _get_provider_data(item).get("model") == model
+    is_same = _is_from(_get_provider_data(item), model, target)
     return replace(built, reasoning=_get_text(item), reasoning_details=_get_details(item) if is_same else ())
 
 

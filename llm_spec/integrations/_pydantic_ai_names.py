@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.integrations._shared import split_provider_name
 from llm_spec.registry import ProviderSpec
 
 __all__ = ["Target", "describe_target", "split_name"]
 
 _OWN_PROVIDER: Final = "llm-spec"  # of what has no provider of its own, such as several drafts together
-_NAME: Final = re.compile(r"([A-Za-z0-9_-]+):(.+)", re.DOTALL)
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _PROVIDERS: Final = {"kimi": "moonshotai", "qwen": "alibaba"}  # where pydantic-ai has another word
 
@@ -28,9 +28,8 @@ class Target(NamedTuple):
 
 def split_name(name: str) -> tuple[str, str]:
     """The provider and the model of a name such as `openai:gpt-4.1`."""
-    if (match := _NAME.fullmatch(name)) is None:
-        return _OWN_PROVIDER, name
-    return _PROVIDERS.get(match[1], match[1]), match[2]
+    provider, model = split_provider_name(name)
+    return _PROVIDERS.get(provider, provider) or _OWN_PROVIDER, model
 
 
 def describe_target(provider: LlmProvider, given: LlmProvider | str) -> Target:

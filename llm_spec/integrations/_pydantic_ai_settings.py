@@ -21,8 +21,9 @@ from pydantic_ai.tools import ToolDefinition
 
 from llm_spec.chat import RequestOptions
 from llm_spec.contract.chat import Capabilities
+from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._pydantic_ai_names import Target
-from llm_spec.integrations._shared import convert_logprob_options
+from llm_spec.integrations._shared import convert_logprob_options, convert_prediction
 
 __all__ = ["KEPT_ANNOTATIONS", "build_request_options", "warn_about_unused_settings"]
 
@@ -168,13 +169,10 @@ def _convert_prediction(prediction: Mapping[str, Any] | None) -> str | None:
     """The text of a predicted output, which may be in parts."""
     if prediction is None:
         return None
-    content = prediction.get("content")
-    if isinstance(content, str):
-        return content
-    parts: Any = content if isinstance(content, list) else [{}]
-    if any(not isinstance(part, Mapping) or not isinstance(part.get("text"), str) for part in parts):
-        raise UserError("openai_prediction has no text; its content must be a text or text parts")
-    return "".join(part["text"] for part in parts)
+    try:
+        return convert_prediction(prediction)
+    except InvalidRequestError as error:
+        raise UserError(f"openai_{error}") from error
 
 
 def _translate_thinking(thinking: Any, profile: ModelProfile, target: Target) -> dict[str, Any]:

@@ -232,6 +232,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
 
     def _record_finish_in_response(self, finish: Finish) -> None:
         self.finish_reason = _FINISH_REASONS[finish.finish_reason]
+        self.provider_response_id = finish.response_id
         self.provider_details = describe_finish_as_json(finish)
         if self._refusal:
             self.finish_reason = "content_filter"  # by which pydantic-ai knows a refusal

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 from llm_spec.chat import ChatRequest, Finish, RequestOptions, StreamEvent, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import TargetError
+from llm_spec.errors import InvalidRequestError, TargetError
 from llm_spec.integrations._bridge import EventLoopBridge
 from llm_spec.result import SpeculativeFinish
 
@@ -27,9 +28,13 @@ __all__ = [
     "TaskReadEventStream",
     "build_request_options",
     "convert_logprob_options",
+    "convert_prediction",
     "convert_usage_to_openai",
     "describe_finish_as_json",
+    "split_provider_name",
 ]
+
+_TARGET_NAME: Final = re.compile(r"([A-Za-z0-9_-]+):(.+)", re.DOTALL)
 
 
 class ProviderSource:
@@ -57,6 +62,12 @@ class ProviderSource:
         if self._decoder is None:
             self._decoder = SpeculativeDecoder(self._draft, self._target, self._config)
         return self._decoder
+
+    @property
+    def target(self) -> LlmProvider:
+        """What the answers are by: of a decoder its target."""
+        provider = self.provider
+        return provider.target if isinstance(provider, SpeculativeDecoder) else provider
 
     @asynccontextmanager
     async def stream(
@@ -218,10 +229,30 @@ def build_request_options(options: Mapping[str, Any]) -> RequestOptions:
     """
     unknown = convert_logprob_options({name: value for name, value in options.items() if value is not None})
     known = {name: unknown.pop(name) for name in RequestOptions.__annotations__ if name in unknown}
+    if "prediction" in known:
+        known["prediction"] = convert_prediction(known["prediction"])
     if "logit_bias" in known:  # JSON has no keys but texts
         known["logit_bias"] = {int(token_id): bias for token_id, bias in known["logit_bias"].items()}
     extra = {**known.pop("extra", {}), **unknown.pop("extra_body", {}), **unknown}
     return cast("RequestOptions", known | {"extra": extra} if extra else known)
+
+
+def convert_prediction(prediction: object) -> str:
+    """The text of a predicted output, given so or in OpenAI's form, where it may be in parts; raises for no text."""
+    content = cast("Mapping[str, Any]", prediction).get("content") if isinstance(prediction, Mapping) else prediction
+    if isinstance(content, str):
+        return content
+    parts: Any = content if isinstance(content, list) else [None]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError("prediction has no text; its content must be a text or text parts")
+    return "".join(texts)
+
+
+def split_provider_name(name: str) -> tuple[str, str]:
+    """Provider and model of a name (`openai:gpt-5`), by which lists of prices know it; "" for no provider."""
+    match = _TARGET_NAME.fullmatch(name)
+    return ("", name) if match is None else (match[1], match[2])
 
 
 def convert_logprob_options(options: Mapping[str, Any]) -> dict[str, Any]:

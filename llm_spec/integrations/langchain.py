@@ -36,7 +36,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, StreamEvent
+from llm_spec.chat import ChatRequest, RequestOptions, StreamEvent
 from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
@@ -51,10 +51,15 @@ from llm_spec.integrations._langchain_messages import (
     build_chat_result,
     convert_langchain_messages,
     separate_invalid_tool_calls,
-    split_provider_name,
     sum_token_usage,
 )
-from llm_spec.integrations._shared import BridgedSource, ProviderSource, convert_logprob_options
+from llm_spec.integrations._shared import (
+    BridgedSource,
+    ProviderSource,
+    convert_logprob_options,
+    convert_prediction,
+    split_provider_name,
+)
 from llm_spec.request_fields import EXTRA_FIELDS
 
 __all__ = ["SpeculativeChatModel"]
@@ -259,8 +264,7 @@ class SpeculativeChatModel(BaseChatModel):
 
     @property
     def _target_provider(self) -> LlmProvider:
-        provider = self._bridge.source.provider
-        return provider.target if isinstance(provider, SpeculativeDecoder) else provider
+        return self._bridge.source.target
 
     def get_num_tokens(self, text: str) -> int:
         """How many tokens a text has: exactly where the target runs in this process, else about so many."""
@@ -520,8 +524,8 @@ def _convert_call_options(options: Mapping[str, Any], extra: Mapping[str, Any]) 
         converted["tool_choice"] = _convert_tool_choice_from_langchain(choice, names)
     if isinstance(schema := converted.get("response_format"), type):
         converted["response_format"] = _build_response_format(schema, strict=True)
-    if isinstance(guess := converted.get("prediction"), Mapping):
-        converted["prediction"] = ChatMessage.from_openai({"role": "user", "content": guess.get("content")}).text
+    if converted.get("prediction") is not None:
+        converted["prediction"] = convert_prediction(converted["prediction"])
     return converted
 
 

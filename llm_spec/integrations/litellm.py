@@ -118,8 +118,7 @@ class SpeculativeLLM(CustomLLM):
             bridge.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
         self._bridges[model] = bridge
-        target = bridge.source.name.partition("+")[0]
-        if model is not None and (key := register_price(self.name, model, target)) is not None:
+        if model is not None and (key := register_price(self.name, model, bridge.source.target.name)) is not None:
             self._price_keys.append(key)
 
     def close(self) -> None:

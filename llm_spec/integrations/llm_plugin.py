@@ -46,7 +46,7 @@ from llm_spec.integrations._llm_plugin_request import (
     build_reasoning_metadata,
     convert_prompt_to_request,
 )
-from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json
+from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json, split_provider_name
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.reasoning_details import merge_reasoning_details
 
@@ -252,6 +252,10 @@ class _ResponseWriter:
         for call in [_parse_tool_call(call, finish) for call in self._calls.values()]:
             response.add_tool_call(call)
         response.response_json = describe_finish_as_json(finish)
+        if finish.response_id is not None:
+            response.response_json["id"] = finish.response_id
+        if target := response.response_json.get("target"):
+            response.set_resolved_model(split_provider_name(target)[1])
         if self._logprobs:
             response.response_json["logprobs"] = {"content": self._logprobs}
         usage = finish.usage

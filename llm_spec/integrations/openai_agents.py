@@ -51,13 +51,17 @@ from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import CircuitOpenError, TransientError
 from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
 from llm_spec.integrations._openai_agents_errors import raise_as_openai_errors
 from llm_spec.integrations._openai_agents_messages import REASONING_DETAILS, convert_items_to_messages
 from llm_spec.integrations._openai_agents_settings import build_setting_options
-from llm_spec.integrations._shared import ProviderSource, TaskReadEventStream, build_request_options
+from llm_spec.integrations._shared import (
+    ProviderSource,
+    TaskReadEventStream,
+    build_request_options,
+    split_provider_name,
+)
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 
@@ -87,8 +91,7 @@ class SpeculativeModel(Model):
         should_replay_reasoning_content: ShouldReplayReasoningContent | None = None,
     ) -> None:
         self._source = ProviderSource(target, draft, config)
-        provider = self._source.provider
-        self.model = provider.target.name if isinstance(provider, SpeculativeDecoder) else provider.name
+        _, self.model = split_provider_name(self._source.target.name)  # as the SDK's models, and lists of prices
         self._should_replay = should_replay_reasoning_content
 
     async def get_response(  # noqa: PLR0917 - the SDK's signature
@@ -176,7 +179,7 @@ class SpeculativeModel(Model):
         with self._open_span(request, settings, tracing) as span:
             may_retry = not should_disable_provider_managed_retries()
             async with TaskReadEventStream(self._source.stream(request, may_retry=may_retry)) as stream:
-                chunks = ChatChunkStream(stream, request, self.model)
+                chunks = ChatChunkStream(stream, request, self.model, self._source.target.name)
                 try:
                     async for event in self._iter_response_events(chunks, request, settings):
                         if event.type == "response.completed":
@@ -201,6 +204,7 @@ class SpeculativeModel(Model):
             items,
             instructions=instructions,
             model=self.model,
+            target=self._source.target.name,
             api=self._source.provider.capabilities.api,
             should_replay=self._should_replay,
         )
@@ -334,8 +338,9 @@ def _record_answer(
     span: Span[GenerationSpanData], chunks: ChatChunkStream, completed: Response, tracing: ModelTracing
 ) -> None:
     """Note in items and span how the answer came about, before whoever reads the last event may leave."""
+    ids = {} if chunks.response_id is None else {"response_id": chunks.response_id}
     for item in completed.output:
-        _add_provider_data(item, {"llm_spec": chunks.figures})
+        _add_provider_data(item, {"llm_spec": chunks.figures, **ids})
     if tracing.include_data():
         span.span_data.output = [completed.model_dump()]
     _record_usage(span, chunks)

@@ -82,6 +82,7 @@ class AnthropicAnswerReader:
         self._stop_string: str | None = None
         self._service_tier: str | None = None  # that was served …
         self._speed: str | None = None  # … and how fast
+        self._response_id: str | None = None
 
     def read_event(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """Take one event in; give what it says. Raises BrokenAnswerError."""
@@ -90,6 +91,7 @@ class AnthropicAnswerReader:
                 message = _as_object_or_empty(event.get("message"))
                 if message.get("content"):
                     raise BrokenAnswerError("began its answer with content that is in no block")
+                self._response_id = _read_word(message.get("id"))
                 self._update_usage(_as_object_or_empty(message.get("usage")))
             case "content_block_start":
                 yield from self._read_block_start(event.get("index"), _require_object(event, "content_block"))
@@ -123,6 +125,7 @@ class AnthropicAnswerReader:
             stop_string=self._stop_string,
             service_tier=self._service_tier,
             speed=self._speed,
+            response_id=self._response_id,
         )
 
     # ------------------------------------------------------------------------------------------ inside

@@ -272,10 +272,13 @@ class HttpClient:
             has_credentials=self._address.authorization is not None,
         )
         line = self.format_error_message(f"answered {response.status}: {words}{advice}")
-        if response.status in (404, 405, 501):
-            raise MissingEndpointError(line, status=response.status)
         reported = _as_object_or_empty(answer).get("error") or answer
-        raise make_status_error(response.status, headers, line, reported=reported)
+        error = make_status_error(response.status, headers, line, reported=reported)
+        if response.status in (404, 405, 501):
+            missing = MissingEndpointError(line, status=response.status)
+            missing.code, missing.param = error.code, error.param
+            raise missing
+        raise error
 
 
 async def _read_body_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:

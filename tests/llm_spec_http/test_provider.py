@@ -24,6 +24,7 @@ from llm_spec import (
     ConfigError,
     Finish,
     InvalidRequestError,
+    LlmSpecError,
     ReasoningDelta,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -399,6 +400,15 @@ async def test_refusals(wire: Wire, status: int, kind: type[Exception], words: s
     assert "generic:tiny" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 501])
+async def test_a_refusal_keeps_the_servers_code(wire: Wire, status: int) -> None:
+    """By it programs know a model that is not there from an address that is not."""
+    wire.status, wire.error = status, {"error": {"message": "no", "code": "model_not_found", "param": "model"}}
+    with pytest.raises(LlmSpecError) as caught:
+        await events_of(wire)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 async def test_nobody_there() -> None:

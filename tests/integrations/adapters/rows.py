@@ -100,23 +100,27 @@ def _ask(row: Row, adapter: Adapter, seen: Seen, *, streamed: bool, own: bool) -
                     seen.text = ""
                     asyncio.run(ask())
             case "cancelled":
-                asyncio.run(_cancel(ask(), seen))
+                asyncio.run(_cancel(ask(), seen, attempts=2 if own else 1))
             case _:
                 asyncio.run(ask())
     finally:
         asyncio.run(adapter.close(model))
 
 
-async def _cancel(asking: Any, seen: Seen) -> None:
+async def _cancel(asking: Any, seen: Seen, *, attempts: int) -> None:
+    """Cancel it once it is answered. The frameworks' own clients lose a cancellation now and then, so they get two."""
     task = asyncio.ensure_future(asking)
-    await _wait_for(seen.server.begun)
-    task.cancel()
+    await _wait_for(seen.server.begun, _ANSWERS_S)
+    for _ in range(attempts):
+        task.cancel()
+        await _wait_for(seen.server.left, 3.0)
+        if seen.server.left.is_set():
+            break
     await asyncio.wait({task})
-    await _wait_for(seen.server.left)
 
 
-async def _wait_for(event: threading.Event) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, event.wait, 3)
+async def _wait_for(event: threading.Event, timeout_s: float) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, event.wait, timeout_s)
 
 
 def _ask_two_servers(adapter: Adapter, scenario: Scenario, *, streamed: bool, own: bool) -> Seen:
@@ -267,7 +271,7 @@ _GROUPS: Final[dict[str, Sequence[Row]]] = {
         _row("reasoning", "reasoning is given beside the text", replace(_HI, reasoning="Let me think."),
              lambda seen: seen.reasoning == "Let me think." and seen.text == _HI.content),
         _row("think-tags", "`<think>` in the text is reasoning", Reply("<think>Let me think.</think>Hi."),
-             lambda seen: "think" not in seen.text),
+             lambda seen: seen.text == "Hi."),
         _row("refusal", "a refusal is the framework's refusal", Reply(refusal="I cannot do that."), _is_refused),
         _row("finish-reason", "finish reason", replace(_HI, finish="length"),
              lambda seen: seen.finish_reason == "length"),
@@ -286,7 +290,7 @@ _GROUPS: Final[dict[str, Sequence[Row]]] = {
              and seen.text == _HI.content, uses_tools=True),
         _row("tools-parallel", "several calls in an answer",
              [Reply(calls=[Call(), Call(arguments='{"city": "Bern"}', id="call_2")]), _HI],
-             lambda seen: [run["city"] for run in seen.runs] == ["Rome", "Bern"]
+             lambda seen: sorted(run["city"] for run in seen.runs) == ["Bern", "Rome"]  # maybe at once
              and [m["tool_call_id"] for m in seen.last_messages if m["role"] == "tool"] == ["call_1", "call_2"],
              uses_tools=True),
         _tool_choice("required", "`tool_choice`: some tool", lambda seen: _chooses(seen, "required")),

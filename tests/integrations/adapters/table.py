@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from .probes import Adapter, NotApplicableError
+from .known_faults import ON_PURPOSE
+from .probes import Adapter, NotApplicableError, Seen
 from .rows import ROWS, Row
 from .with_langchain import LangChain
 from .with_litellm import LiteLlm
@@ -33,14 +34,20 @@ _BEGIN: Final = "<!-- The test of this table writes it: tests/integrations/adapt
 _END: Final = "<!-- end of the table -->\n"
 
 Outcome: TypeAlias = Literal[
-    "supported", "more", "refused", "warns", "not offered", "not applicable", "ignored", "differs"
+    "supported", "more", "refused", "warns", "not offered", "not applicable", "on purpose", "ignored", "differs"
 ]
-_WORDS: Final[dict[Outcome, str]] = {"supported": "yes", "more": "yes +", "not offered": "no", "not applicable": "n/a"}
+_WORDS: Final[dict[Outcome, str]] = {
+    "supported": "yes",
+    "more": "yes +",
+    "not offered": "no",
+    "not applicable": "n/a",
+    "on purpose": "other",
+}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What an adapter makes of a row, whole and streamed; `notes` say why something does not apply, or what came."""
+    """What an adapter makes of a row, whole and streamed; `notes` say why it does not apply, or is so, or what came."""
 
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...] = ()
@@ -68,6 +75,12 @@ def _find_outcome(adapter: Adapter, row: Row, *, streamed: bool) -> tuple[Outcom
         return ("supported" if is_offered else "more"), ""
     if not is_offered:
         return "not offered", ""
+    if reason := ON_PURPOSE.get((adapter.name, row.id)):
+        return "on purpose", reason
+    return _find_difference(row, ours)
+
+
+def _find_difference(row: Row, ours: Seen) -> tuple[Outcome, str]:
     if any(name in warning for name in row.names for warning in ours.warnings):
         return "warns", ""
     if ours.error is None:
@@ -104,7 +117,7 @@ def _build_table() -> str:
 def _write_cell(cell: Cell, reasons: list[str]) -> str:
     words = list(dict.fromkeys(_WORDS.get(outcome, outcome) for outcome in cell.outcomes))
     text = words[0] if len(words) == 1 else f"{words[0]}, streamed: {words[1]}"
-    if "not applicable" not in cell.outcomes:
+    if {"not applicable", "on purpose"}.isdisjoint(cell.outcomes):
         return text
     for reason in cell.notes:
         if reason not in reasons:
@@ -129,9 +142,10 @@ def is_fault(adapter: Adapter, row: Row) -> bool:
 
 
 def _forget_mended_faults() -> None:
-    faults = {f'("{adapter.name}", "{row.id}")' for adapter in ADAPTERS for row in ROWS if is_fault(adapter, row)}
+    faults = {(adapter.name, row.id) for adapter in ADAPTERS for row in ROWS if is_fault(adapter, row)}
+    found = {f'("{adapter}", "{row}")' for adapter, row in faults | ON_PURPOSE.keys()}
     lines = _FAULTS_FILE.read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if (key := re.match(r" +(\(.*?\)):", line)) is None or key[1] in faults]
+    kept = [line for line in lines if (key := re.match(r" +(\(.*?\)):", line)) is None or key[1] in found]
     _FAULTS_FILE.write_text("".join(kept), "utf-8")
 
 

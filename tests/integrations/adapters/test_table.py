@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .known_faults import KNOWN_FAULTS
+from .known_faults import KNOWN_FAULTS, ON_PURPOSE
 from .probes import Adapter
 from .rows import ROWS, Row
 from .table import ADAPTERS, PAGE, build_page, find_cell, is_fault
@@ -22,7 +22,15 @@ def test_row(adapter: Adapter, row: Row) -> None:
 
 def test_known_faults_are_of_rows() -> None:
     """Each names an adapter and a row of the table."""
-    assert {(adapter.name, row.id) for adapter in ADAPTERS for row in ROWS} >= KNOWN_FAULTS.keys()
+    rows = {(adapter.name, row.id) for adapter in ADAPTERS for row in ROWS}
+    assert rows >= KNOWN_FAULTS.keys() | ON_PURPOSE.keys()
+
+
+@pytest.mark.parametrize(("adapter", "row"), CASES)
+def test_what_is_on_purpose_is_so(adapter: Adapter, row: Row) -> None:
+    """What is listed is not as the framework's own model, and nothing else is called so."""
+    is_listed = (adapter.name, row.id) in ON_PURPOSE
+    assert is_listed == ("on purpose" in find_cell(adapter, row).outcomes)
 
 
 def test_the_page_has_the_table() -> None:

@@ -303,8 +303,13 @@ def test_a_file_that_is_not_its_type_is_told() -> None:
 @pytest.mark.parametrize("field", ["temperature", "max_retries", "timeout", "target"])
 async def test_copies_for_other_fields_open_nothing_again(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    make = _shared.SpeculativeDecoder
-    monkeypatch.setattr(_shared, "SpeculativeDecoder", lambda *given: opened.append(given) or make(*given))
+
+    class CountedDecoder(_shared.SpeculativeDecoder):
+        def __init__(self, *given: Any) -> None:
+            opened.append(given)
+            super().__init__(*given)
+
+    monkeypatch.setattr(_shared, "SpeculativeDecoder", CountedDecoder)
     async with ScriptedModelServer("So.") as server:
         spec = f"generic:{MODEL}@{server.url}"
         async with SpeculativeChatModel(target=spec) as model:

@@ -115,7 +115,7 @@ async def test_the_item_is_as_of_the_sdks_models(is_streamed: bool) -> None:
     assert [part["text"] for part in item["summary"]] == ["think"]
     assert [part["text"] for part in item["content"]] == ["think"]
     assert item["encrypted_content"] == "s1"
-    assert item["provider_data"]["model"] == "scripted:m"
+    assert item["provider_data"]["model"] == "m"
     assert item["provider_data"]["thinking_blocks"] == [dict(SIGNED.value)]
 
 
@@ -153,7 +153,7 @@ async def test_the_hook_decides(wants: bool, is_streamed: bool) -> None:
     model = SpeculativeModel(provider, should_replay_reasoning_content=should_replay)
     await run_agent(Agent(name="a", model=model, tools=[add]), "Go", is_streamed)
     assert find_calling_message(provider).reasoning == ("think" if wants else "")
-    assert seen == [("scripted:m", "scripted:m", "think")]
+    assert seen == [("m", "m", "think")]
 
 
 async def test_a_draft_changes_no_name() -> None:
@@ -161,7 +161,7 @@ async def test_a_draft_changes_no_name() -> None:
     target = think_and_call([*THINK, SIGNATURE])
     async with SpeculativeDecoder("lookup", target) as decoder:
         model = SpeculativeModel(decoder)
-        assert model.model == "scripted:m"
+        assert model.model == "m"
         result = await run_agent(Agent(name="a", model=model, tools=[add]), "Go", False)
     await run_agent(Agent(name="a", model=SpeculativeModel(target), tools=[add]), result.to_input_list(), False)
     assert look_at(find_calling_message(target)) == ("think", (SIGNED,))

@@ -243,7 +243,7 @@ async def test_a_span_has_counts_and_figures(spans: Spans, is_cut: bool, is_stre
                 await Runner.run(agent, "Go")
     [span] = spans.generations
     data = span["span_data"]
-    assert data["model"] == "scripted:script"
+    assert data["model"] == "script"
     assert data["usage"] == {
         "requests": 1,
         "input_tokens": 100,
@@ -373,7 +373,7 @@ async def test_the_provider_makes_models_by_name() -> None:
     named = provider.get_model("rules:other")
     assert named is provider.get_model("rules:other")
     assert isinstance(named, SpeculativeModel)
-    assert named.model == "rules:other"
+    assert named.model == "other"
     await provider.aclose()
     assert named is not provider.get_model("rules:other")
     await provider.aclose()
