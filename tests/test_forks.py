@@ -65,7 +65,11 @@ def serve(ready):
 if kind in ("generic", "openai"):
     reader, writer = os.pipe()
     if not (server := os.fork()):
-        threading.Thread(target=lambda: (time.sleep(300), os._exit(0)), daemon=True).start()
+        def end_with_parent():
+            while os.getppid() == parent:
+                time.sleep(0.1)
+            os._exit(0)
+        threading.Thread(target=end_with_parent, daemon=True).start()
         class Port(list):
             def append(self, port): os.write(writer, str(port).encode() + b"\\n")
         serve(Port())
