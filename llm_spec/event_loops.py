@@ -7,6 +7,7 @@ loop owns must not outlive it, and must never be used by another.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from llm_spec._clock import get_asyncio_loop
 from llm_spec.errors import ConfigError
-from llm_spec.forks import reset_in_forked_child
+from llm_spec.forks import leave_to_parent, reset_in_forked_child
 
 __all__ = ["PerLoopResource", "SingleLoopGuard"]
 
@@ -26,9 +27,6 @@ class Closable(Protocol):
 
 
 T = TypeVar("T", bound=Closable)
-
-
-_left_to_parent: Final[list[object]] = []  # kept: to close a copy of it here would close the parent's own
 
 
 class PerLoopResource(Generic[T]):
@@ -47,7 +45,7 @@ class PerLoopResource(Generic[T]):
     def reset_after_fork(self) -> None:
         """In a forked child: leave the parent's alone, which shares its sockets, and what its loops wait for."""
         if self._held or self._closing:
-            _left_to_parent.append((self._held, self._closing))
+            leave_to_parent((self._held, self._closing))
         self._lock = threading.Lock()
         self._held, self._closing = {}, set()
 
@@ -72,13 +70,15 @@ class PerLoopResource(Generic[T]):
 
     async def _keep_open_for_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T]:
         """Keep it open. A generator, for `asyncio.run` and its like close those before they close their loop."""
+        held, process_id = self._held, os.getpid()
         with self._lock:
             made = self._make()
         try:
             yield made
         finally:
-            self._held.pop(loop, None)
-            await made.close()
+            if os.getpid() == process_id:  # the loop may end in a child that was forked in it, too
+                held.pop(loop, None)
+                await made.close()
 
     def _find_closed_loops(self) -> list[asyncio.AbstractEventLoop]:
         """Loops that were closed without closing their generators."""

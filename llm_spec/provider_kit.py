@@ -62,7 +62,8 @@ Local models
 - `TokenModelProvider`: the provider around a token model; a provider of your own inherits from it.
 - `count_usable_cores`: cores that this process may use.
 - `run_pass`: where a forward pass runs that several threads compute; `call_in_own_thread`: what else they compute.
-- `reset_in_forked_child`: what has locks, or counts requests under way, begins anew in a forked process.
+- `reset_in_forked_child`: what has locks, or counts requests under way, begins anew in a forked process;
+  `leave_to_parent`: what the parent has open is never finalized there.
 - `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
 
 Sampling on a device
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
     from llm_spec.errors import make_context_length_error
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.finish_reasons import read_finish_reason
-    from llm_spec.forks import reset_in_forked_child
+    from llm_spec.forks import leave_to_parent, reset_in_forked_child
     from llm_spec.json_text import dumps, loads
     from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens, choose_idle_cache
     from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
@@ -182,6 +183,7 @@ __all__ = [
     "is_default_value",
     "is_encodable",
     "is_greedy",
+    "leave_to_parent",
     "list_format_marks",
     "loads",
     "make_context_length_error",
@@ -217,7 +219,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.errors": "make_context_length_error",
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.finish_reasons": "read_finish_reason",
-    "llm_spec.forks": "reset_in_forked_child",
+    "llm_spec.forks": "leave_to_parent reset_in_forked_child",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.kept_tokens": "PREFILL_CHUNK_TOKENS KeptTokens choose_idle_cache",
     "llm_spec.message_format.formats": "MessageFormat ReasoningMarks list_format_marks",

@@ -35,6 +35,7 @@ from aiohttp import web
 from llm_spec import SpeculativeDecoder
 
 kind, moment, folder = sys.argv[1:]
+parent = os.getpid()
 if kind.startswith("torch"):
     import torch
     torch.set_num_threads(int(kind[-1]))
@@ -64,7 +65,11 @@ def serve(ready):
 if kind in ("generic", "openai"):
     reader, writer = os.pipe()
     if not (server := os.fork()):
-        threading.Thread(target=lambda: (time.sleep(300), os._exit(0)), daemon=True).start()
+        def end_with_parent():
+            while os.getppid() == parent:
+                time.sleep(0.1)
+            os._exit(0)
+        threading.Thread(target=end_with_parent, daemon=True).start()
         class Port(list):
             def append(self, port): os.write(writer, str(port).encode() + b"\\n")
         serve(Port())
@@ -85,6 +90,8 @@ def answer_in_child(expected):
     assert asyncio.run(answer()) == expected
     async def both(): return await asyncio.gather(answer(), answer())
     assert asyncio.run(both()) == [expected] * 2
+    if moment == "idle, and the child's interpreter ends":
+        sys.exit(0)
     asyncio.run(decoder.aclose())
     os._exit(0)
 
@@ -93,7 +100,7 @@ def fork_and_wait(expected):
     if not child:
         try:
             answer_in_child(expected)
-        finally:
+        except Exception:
             os._exit(1)
     give_up_s = time.monotonic() + 60
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
@@ -107,7 +114,7 @@ def fork_and_wait(expected):
 expected = asyncio.run(answer())
 found = []
 try:
-    if moment == "idle":
+    if moment.startswith("idle"):
         found = [fork_and_wait(expected)]
     elif moment == "others answer":
         loop = asyncio.new_event_loop()
@@ -129,7 +136,7 @@ try:
             others.cancel()
         asyncio.run(fork_in_loop())
 finally:
-    if kind in ("generic", "openai"):
+    if kind in ("generic", "openai") and os.getpid() == parent:
         os.kill(server, signal.SIGKILL)
 print(found)
 os._exit(0)
@@ -146,7 +153,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("moment", ["idle", "others answer", "in a loop", "in a thread of a loop"])
+@pytest.mark.parametrize(
+    "moment", ["idle", "idle, and the child's interpreter ends", "others answer", "in a loop", "in a thread of a loop"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forked_child_answers(kind: str, moment: str) -> None:
     """With the parent's text, and the parent goes on."""
@@ -295,3 +304,55 @@ def test_what_the_parent_is_doing_does_not_hold_up_a_child(
     """Locks are free, and requests of the parent's are not counted."""
     with make_busy() as check:
         assert run_in_forked_child(check)
+
+
+CONNECTION = """
+import asyncio, os, sys
+from llm_spec.event_loops import PerLoopResource
+
+class Connection:
+    async def close(self): os.write(1, b"closed")
+    def __del__(self, write=os.write): write(1, b"finalized")
+
+each = PerLoopResource(Connection)
+loop = asyncio.new_event_loop()
+loop.run_until_complete(each.get())
+child = os.fork()
+if not child:
+    if sys.argv[1] == "forgotten":
+        del each, loop
+    sys.exit(0)
+ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+os._exit(ended)
+"""
+
+
+@pytest.mark.parametrize("kept", ["kept", "forgotten"])
+def test_a_child_never_finalizes_connections_of_its_parent(kept: str) -> None:
+    """Not even where its interpreter ends: the sockets, and the epoll, are the parent's, too."""
+    command = [sys.executable, "-W", "ignore", "-c", CONNECTION, kept]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+LOOP = """
+import asyncio, os, sys
+from llm_spec.event_loops import PerLoopResource
+
+class Connection:
+    async def close(self): os.write(1, b"closed")
+
+async def fork():
+    await PerLoopResource(Connection).get()
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+asyncio.run(fork())
+"""
+
+
+def test_a_child_that_ends_within_the_loop_of_its_parent_closes_nothing() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", LOOP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

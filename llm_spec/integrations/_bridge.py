@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
 
+from llm_spec.forks import leave_to_parent
+
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
@@ -160,7 +162,7 @@ class EventLoopBridge:
             self._finalizer.detach()
         if self._thread is not None:
             self._thread.leave_loop()
-        _left_behind.append((self._home_loop, self._thread, self._tasks))
+        leave_to_parent((self._home_loop, self._thread, self._tasks))
         self._lock, self._tasks = threading.Lock(), set()
         self._home_loop = self._thread = self._finalizer = None
 
@@ -373,7 +375,6 @@ async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGen
 
 
 _bridges: Final[weakref.WeakSet[EventLoopBridge]] = weakref.WeakSet()
-_left_behind: Final[list[object]] = []
 
 
 def _stop_all_at_exit() -> None:

@@ -13,6 +13,7 @@ matters.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import time
 from collections.abc import Callable
@@ -23,11 +24,35 @@ import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.provider_kit import FolderTokenizer, count_usable_cores, find_file, prefill_prompt, read_json
-from llm_spec_onnx.sessions import GrowingCacheSession, IdleBuffers, InPlaceCacheSession, LoadedOnnxModel, ThreadChoice
+from llm_spec_onnx.sessions import (
+    GrowingCacheSession,
+    IdleBuffers,
+    InPlaceCacheSession,
+    LoadedOnnxModel,
+    SharedSession,
+    ThreadChoice,
+)
 
 __all__ = ["OnnxModel"]
 
-ort: Any = importlib.import_module("onnxruntime")  # it has no type information: one Any instead of a hundred unknowns
+_TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
+
+
+def _import_onnxruntime() -> Any:
+    """With no telemetry, unless the user sets the switch: its thread reports to the vendor, and no forked child ends.
+
+    The child would wait for that thread when its interpreter ends.
+    """
+    if _TELEMETRY_SWITCH in os.environ:
+        return importlib.import_module("onnxruntime")
+    os.environ[_TELEMETRY_SWITCH] = "1"
+    try:
+        return importlib.import_module("onnxruntime")
+    finally:
+        del os.environ[_TELEMETRY_SWITCH]
+
+
+ort: Any = _import_onnxruntime()  # it has no type information: one Any instead of a hundred unknowns
 
 _WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
 _MAX_IDLE_CACHES: Final = 4  # closed sessions whose buffers are kept for the next requests
@@ -171,10 +196,16 @@ def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> Loaded
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # errors come as exceptions; onnxruntime's own lines would only repeat them
-    try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise ModelLoadError(f"{path} is not a model that onnxruntime {ort.__version__} can load: {error}") from error
+
+    def load_session() -> Any:
+        try:
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors have no common base
+            message = f"{path} is not a model that onnxruntime {ort.__version__} can load: {error}"
+            raise ModelLoadError(message) from error
+
+    shared_session = SharedSession(load_session)
+    session = shared_session.get()
     inputs: dict[str, Any] = {node.name: node for node in session.get_inputs()}
     outputs: dict[str, Any] = {node.name: node for node in session.get_outputs()}
     cache_names = tuple(name for name in inputs if name.startswith("past_key_values."))
@@ -189,7 +220,7 @@ def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> Loaded
     if not isinstance(vocab_size, int):
         raise ModelLoadError(f"{path} does not say how wide its logits are, nor does config.json (vocab_size)")
     return LoadedOnnxModel(
-        session=session,
+        shared_session=shared_session,
         cache_names=cache_names,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

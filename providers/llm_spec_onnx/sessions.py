@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.provider_kit import KeptTokens, choose_idle_cache, reset_in_forked_child
+from llm_spec.provider_kit import KeptTokens, choose_idle_cache, leave_to_parent, reset_in_forked_child
 
-__all__ = ["GrowingCacheSession", "IdleBuffers", "InPlaceCacheSession", "LoadedOnnxModel", "ThreadChoice"]
+__all__ = [
+    "GrowingCacheSession",
+    "IdleBuffers",
+    "InPlaceCacheSession",
+    "LoadedOnnxModel",
+    "SharedSession",
+    "ThreadChoice",
+]
 
 _MAX_KEPT_WIDTH: Final = 33  # tokens of a pass that stays bound; a prompt's rest may have any width, and comes once
 _FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
+
+
+class SharedSession:
+    """An onnxruntime session for any number of threads, which a forked child loads again.
+
+    The parent's has threads and locks that may be in the middle of something: passes in the child, and its end, would
+    wait for them.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._loaded: Any = load()  # onnxruntime.InferenceSession; the package has no type information
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        leave_to_parent(self._loaded)
+        self._loaded = None
+
+    def get(self) -> Any:
+        """That of this process."""
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedOnnxModel:
     """A loaded model and what its inputs look like; shared by all sessions and never changed."""
 
-    session: Any  # onnxruntime.InferenceSession; the package has no type information
+    shared_session: SharedSession
     cache_names: tuple[str, ...]  # past_key_values.0.key, …, in the model's order
     num_kv_heads: int
     head_dim: int
@@ -31,6 +64,11 @@ class LoadedOnnxModel:
     takes_positions: bool
     vocab_size: int
     context_length: int
+
+    @property
+    def session(self) -> Any:
+        """The onnxruntime session of this process."""
+        return self.shared_session.get()
 
     def make_empty_cache(self, length: int) -> NDArray[Any]:
         """One key or value cache, [1, num_kv_heads, length, head_dim]."""
@@ -116,7 +154,10 @@ class IdleBuffers:
         reset_in_forked_child(self)
 
     def reset_after_fork(self) -> None:
+        """In a forked child, where passes are bound to another session."""
         self._lock = threading.Lock()
+        leave_to_parent(self._idle)
+        self._idle = []
 
     def acquire(self, token_ids: Sequence[int], *, exact: bool) -> CacheBuffers:
         """Those for a prompt, with as much of it as they hold and may be used."""

@@ -108,6 +108,7 @@ def test_one_model_on_several_loops(kind: str, is_given: str, url: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_answers(url: str) -> None:
+@pytest.mark.parametrize("kind", ["builtin", "server"])
+def test_a_forked_child_answers(kind: str, url: str) -> None:
     """After a run in the parent, a run in its child gives the same, and so does another in the parent."""
-    run_program(FORK, "server", url)
+    run_program(FORK, kind, url)
