@@ -47,7 +47,7 @@ from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 from llm_spec.tokens.seed import draw_random_seed
 from llm_spec.tools import ToolUse, parse_tool_use
-from llm_spec.worker import hold_thread_place, iterate_in_thread
+from llm_spec.worker import iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
 
@@ -224,9 +224,10 @@ async def stream_token_model(
         exact=exact,
     )
     async with AsyncExitStack() as stack:
-        place = target.admit_request() if isinstance(target, RequestAdmittingModel) else hold_thread_place()
-        await stack.enter_async_context(place)
-        yield await stack.enter_async_context(iterate_in_thread(make))
+        is_admitting = isinstance(target, RequestAdmittingModel)
+        if is_admitting:
+            await stack.enter_async_context(target.admit_request())
+        yield await stack.enter_async_context(iterate_in_thread(make, is_bounded=not is_admitting))
 
 
 def _open_device_rounds(

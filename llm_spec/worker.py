@@ -1,7 +1,7 @@
 """Carry blocking work to an event loop: iterate in a thread, consume in a coroutine.
 
 A model that admits eight requests joins their forward passes, and needs a thread for each. For models that set no
-bound, `hold_thread_place` is one on what runs at once: few of each event loop, on two cores six.
+bound of their own there is one on what runs at once: few of each event loop, on two cores six.
 
 The program ends when its main thread does, whatever is under way in a daemon thread's loop: then all of it is
 cancelled, ends within a step, and its consumers are cancelled. Nothing more begins.
@@ -30,7 +30,7 @@ from llm_spec._iterators import as_closable_generator
 from llm_spec.cores import count_usable_cores
 from llm_spec.thread_pool import DaemonThreadPool
 
-__all__ = ["Outbox", "call_in_own_thread", "call_on_deep_stack", "hold_thread_place", "iterate_in_thread"]
+__all__ = ["Outbox", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
 
 T = TypeVar("T")
 
@@ -85,20 +85,17 @@ def _start_call(function: Callable[[], T], name: str) -> futures.Future[T]:
     return result
 
 
-@asynccontextmanager
-async def hold_thread_place() -> AsyncGenerator[None]:
-    """Wait until few enough threads work for this event loop, and count as one of them while the context is open."""
-    loop = asyncio.get_running_loop()
+def _get_places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+    """The places for threads that work for this event loop and have no other bound."""
     places = _places.get(loop)
     if places is None:
         places = _places[loop] = asyncio.Semaphore(_NUM_PLACES)
-    async with places:
-        yield
+    return places
 
 
 @asynccontextmanager
 async def iterate_in_thread(
-    make: Callable[[threading.Event], Iterator[Sequence[T]]],
+    make: Callable[[threading.Event], Iterator[Sequence[T]]], *, is_bounded: bool = False
 ) -> AsyncGenerator[AsyncIterator[T]]:
     """Run `make(cancelled)` and its iteration in a worker thread; yield the items of its batches on the loop.
 
@@ -107,8 +104,12 @@ async def iterate_in_thread(
 
     Leaving the context sets `cancelled` and returns when the thread has ended, so that nothing of a request outlives
     it; the iterator should look at `cancelled` at least once per step. What the iterator raises, the consumer gets.
+
+    `is_bounded`: it waits until few enough such threads work for this event loop. It counts as one until its thread
+    ends, and no longer: a consumer that waits for another answer of this loop must not hold that up.
     """
     loop = asyncio.get_running_loop()
+    places = _get_places(loop) if is_bounded else None
     outbox: Outbox[T] = Outbox(loop)
     cancelled = threading.Event()
     started = threading.Event()
@@ -122,9 +123,9 @@ async def iterate_in_thread(
             _raise_if_program_is_ending()
             with closing(as_closable_generator(make(cancelled))) as produced:
                 for batch in produced:
-                    outbox.put(batch)
-                    if cancelled.is_set():
+                    if cancelled.is_set():  # the last batch of an answer that was cut off says that it is whole
                         break
+                    outbox.put(batch)
             _raise_if_program_is_ending()
         except asyncio.CancelledError as error:  # no task runs here, so it is an error like any other
             raise RuntimeError("CancelledError was raised in a worker thread, but nothing was cancelled") from error
@@ -132,7 +133,11 @@ async def iterate_in_thread(
             _under_way.discard(cancelled)
             outbox.close()
 
+    if places is not None:
+        await places.acquire()
     thread = loop.run_in_executor(_threads, contextvars.copy_context().run, run_and_send)
+    if places is not None:
+        thread.add_done_callback(lambda _: places.release())
     try:
         async with aclosing(_receive_items(outbox, thread)) as out:
             yield out

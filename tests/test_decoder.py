@@ -58,7 +58,6 @@ from llm_spec.testing import (
     VirtualClockEventLoop,
     run_virtual,
 )
-from llm_spec.worker import hold_thread_place
 
 STORY = "It is a truth universally acknowledged, that a café in want of a crème brûlée is 😀."
 ASK = "tell"
@@ -238,7 +237,7 @@ async def test_a_deadline_while_waiting_for_a_thread(monkeypatch: pytest.MonkeyP
     """Also a request whose turn never came ends in time."""
     monkeypatch.setattr(worker, "_NUM_PLACES", 1)
     model = story_model()
-    async with hold_thread_place():
+    async with worker._get_places(asyncio.get_running_loop()):
         result = await decoder_of(None, model, deadline_s=0.05).decode(ASK)
     assert (result.content, result.stopped_by) == ("", "deadline")
     assert model.num_open == model.num_closed == 0

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from llm_spec import worker
 from llm_spec.thread_pool import DaemonThreadPool
-from llm_spec.worker import call_on_deep_stack, hold_thread_place, iterate_in_thread
+from llm_spec.worker import call_on_deep_stack, iterate_in_thread
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -255,11 +256,25 @@ async def test_no_more_threads_than_places(monkeypatch: pytest.MonkeyPatch) -> N
         under_way.pop()
 
     async def consume() -> list[int]:
-        async with hold_thread_place(), iterate_in_thread(make) as items:
+        async with iterate_in_thread(make, is_bounded=True) as items:
             return [item async for item in items]
 
     assert await asyncio.gather(*(consume() for _ in range(30))) == [list(range(5))] * 30
     assert most <= 2
+
+
+async def test_a_place_is_free_when_its_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers that have not read to the end, and wait for each other's, hold nobody up."""
+    monkeypatch.setattr(worker, "_NUM_PLACES", 1)
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        yield [1]
+        yield [2]
+
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        for _ in range(3):
+            items = await stack.enter_async_context(iterate_in_thread(make, is_bounded=True))
+            assert await anext(items) == 1
 
 
 async def test_as_many_threads_as_consumers() -> None:
