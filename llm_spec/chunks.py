@@ -73,6 +73,7 @@ class CountedChunkStream:
             async with aclosing(iterating) as chunks:
                 async for chunk in chunks:
                     is_over = self._count_chunk(chunk)
+                    call.reader = None
                     yield chunk
                     call.reader = call.resume()
                     if is_over:

@@ -387,6 +387,7 @@ class SpeculativeDecoder:
             if rounds:
                 guarantee = recorder.text_guarantee.guarantee
                 draft_name = None if strategy is PLAIN else recorder.draft_name
+                call.reader = None
                 yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
                 call.reader = call.resume()
             try:
@@ -400,6 +401,7 @@ class SpeculativeDecoder:
                         if type(event) is TextDelta or self._log_event_and_check_is_shown(
                             event, target_call, rounds=rounds
                         ):
+                            call.reader = None
                             yield event
                             call.reader = call.resume()
             except BudgetError:
@@ -420,6 +422,7 @@ class SpeculativeDecoder:
             result = self._build_and_record_result(strategy_choice, recorder, target_call, finish)
             if strategy_choice.plain_reason == "discovery":
                 await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
+            call.reader = None
             yield SpeculativeFinish.from_finish(finish, result)
 
     def _open_target_call_and_context(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:

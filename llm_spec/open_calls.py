@@ -65,9 +65,17 @@ class OpenCalls:
         return OpenCall(self)
 
     def add_response(self, response: ClosableT) -> ClosableT:
-        """Have a response closed with these, and give it back. Whoever opened it closes it otherwise."""
+        """Have a response closed with these, and give it back. Whoever opened it closes it otherwise.
+
+        Raises ClosedError where these were closed meanwhile, by another thread.
+        """
         with self._lock:
-            self._responses[response] = asyncio.get_running_loop()
+            is_closed = self.is_closed
+            if not is_closed:
+                self._responses[response] = asyncio.get_running_loop()
+        if is_closed:
+            self._close_on_its_loop(response)
+            raise self.make_ended_error()
         return response
 
     @asynccontextmanager
@@ -122,8 +130,8 @@ class OpenCalls:
 class OpenCall:
     """One call, as the context in which its task waits.
 
-    A generator may be read by another task each time: it is attached, and after each `yield` sets `reader` to what
-    `resume()` returns, which raises ClosedError once the call has been ended.
+    A generator may be read by another task each time, and closed by yet another. So it is attached. Before each `yield`
+    it sets `reader` to None, and after it to what `resume()` returns, which raises ClosedError once the call was ended.
     """
 
     def __init__(self, calls: OpenCalls) -> None:
@@ -202,6 +210,7 @@ class OpenCall:
 async def _iterate_until_closed(call: OpenCall, items: AsyncIterator[T]) -> AsyncGenerator[T]:
     with call:
         async for item in items:
+            call.reader = None
             yield item
             call.reader = call.resume()
 

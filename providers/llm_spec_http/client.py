@@ -113,6 +113,8 @@ class HttpClient:
         except ValueError as error:  # a header that cannot be one
             raise TargetError(self.format_error_message(f"cannot be sent this request ({error})")) from None
         except RuntimeError as error:
+            if self._calls.is_closed:
+                raise self._calls.make_ended_error() from None
             raise (self._given_loop.explain_loop_error(error) or error) from error
         if response.status != 200:
             async with response:
@@ -190,6 +192,10 @@ class HttpClient:
             raise failure from None
         except (aiohttp.ClientError, ValueError) as error:
             raise self.build_connection_error(error, "".join(texts)) from self._get_cause_without_secrets(error)
+        except RuntimeError:  # of aiohttp, where the session was closed meanwhile
+            if self._calls.is_closed:
+                raise self._calls.make_ended_error("".join(texts)) from None
+            raise
 
     def _build_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
         if error.reported is not None:
