@@ -58,9 +58,10 @@ def fill_response(response: ModelResponse, events: Sequence[StreamEvent], model:
     if "reasoning_content" not in fields:  # as litellm does with whole answers of its other providers
         thought, rest = _parse_content_for_reasoning(text)
         text, fields = (text, fields) if thought is None else (rest or "", fields | {"reasoning_content": thought})
+    calls = builder.build_tool_calls()
     choice.message = Message(
-        content=text or None,
-        tool_calls=builder.build_tool_calls(),
+        content=text or (None if calls or fields else ""),
+        tool_calls=calls,
         **fields,
         provider_specific_fields=builder.build_specific_fields(finish),
     )

@@ -43,6 +43,8 @@ def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     if not isinstance(cast("object", message), Mapping):
         return ChatMessage.from_openai(message)  # says what it has to be
     fields = _drop_report(message)
+    if isinstance(content := fields.get("content"), list):
+        fields["content"] = list(map(_convert_image_address, content))
     if fields.get("role") != "assistant":
         return ChatMessage.from_openai(fields)
     specific = _get_object(fields, "provider_specific_fields")
@@ -60,6 +62,13 @@ def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     ).to_openai()  # what a chat server is sent is all in the message as it came
     added: dict[str, Any] = {name: known[name] for name in _REASONING_FIELDS if name in known}
     return replace(converted, native=NativeMessage("chat", {**converted.native.value, **added}))
+
+
+def _convert_image_address(part: object) -> object:
+    """A part whose `image_url` is a bare address, which litellm allows, in the API's own form."""
+    if isinstance(part, Mapping) and isinstance(address := part.get("image_url"), str):
+        return {**part, "image_url": {"url": address}}
+    return part
 
 
 def _is_signed(block: Mapping[str, Any]) -> bool:

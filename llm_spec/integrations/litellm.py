@@ -162,6 +162,11 @@ class SpeculativeLLM(CustomLLM):
             return call.build_response(await call.bridge.arun(call.collect_events))
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
+        """The chunks; what fails before the first of them is raised here, before litellm calls it a break."""
+        chunks = self._stream_chunks(keywords)
+        return _continue_stream(next(chunks), chunks)
+
+    def _stream_chunks(self, keywords: Mapping[str, Any]) -> Generator[Chunk]:
         with self._prepare_completion(keywords) as call, closing(call.bridge.stream(call.open_events)) as events:
             builder = ChunkBuilder(call.model)
             for event in events:
@@ -221,6 +226,12 @@ class _PreparedCompletion:
     def build_response(self, events: Sequence[StreamEvent]) -> ModelResponse:
         """The events in litellm's own response object."""
         return fill_response(self.response, events, self.model)
+
+
+def _continue_stream(first: Chunk, rest: Generator[Chunk]) -> Generator[Chunk]:
+    with closing(rest):
+        yield first
+        yield from rest
 
 
 def _refuse_connection_options(keywords: Mapping[str, Any]) -> None:

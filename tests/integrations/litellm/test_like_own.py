@@ -349,9 +349,10 @@ def make_error(status: int) -> LlmSpecError:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("status", "kind"), STATUSES)
 async def test_a_status_is_litellms_error(status: int, kind: str, door: str) -> None:
-    """The class and status of litellm's OpenAI provider; a stream wraps those worth another model."""
+    """The class and status of litellm's OpenAI provider; an async stream wraps those worth another model."""
     register(target=ScriptedProvider("So.", fail_at={0: make_error(status)}))
-    with pytest.raises((getattr(litellm, kind), MidStreamFallbackError)) as caught:
+    wrappers = (MidStreamFallbackError,) if door == "acompletion streamed" else ()
+    with pytest.raises((getattr(litellm, kind), *wrappers)) as caught:
         await ask(door)
     original: Any = getattr(caught.value, "original_exception", None) or caught.value
     assert (type(original).__name__, original.status_code) == (kind, status)
@@ -367,6 +368,22 @@ async def test_retries_are_those_of_the_call(max_retries: int | None, num_reques
     with pytest.raises((litellm.ServiceUnavailableError, MidStreamFallbackError)):
         await ask(door, max_retries=max_retries)
     assert len(provider.requests) == num_requests
+
+
+async def test_an_empty_answer_is_text() -> None:
+    """Callers strip it."""
+    register(target=ScriptedProvider(""))
+    assert (await ask("acompletion")).choices[0].message.content == ""
+
+
+async def test_the_address_of_an_image_is_in_an_object() -> None:
+    """As the API has it; litellm takes the address alone."""
+    provider = ScriptedProvider("So.")
+    register(target=provider)
+    part = {"type": "image_url", "image_url": "http://127.0.0.1/a.png"}
+    await ask("completion", messages=[{"role": "user", "content": [part]}])
+    (message,) = provider.requests[0].messages
+    assert message.to_openai()["content"] == [part | {"image_url": {"url": "http://127.0.0.1/a.png"}}]
 
 
 class NamedProvider(ScriptedProvider):
