@@ -100,8 +100,10 @@ class OpenCalls:
 
     async def aclose(self) -> None:
         """End all of them, each on its own event loop, and wait for those of this one; twice is harmless."""
+        self.is_closed = True
+        for _ in range(2):  # a generator that its reader dropped is closed by a task that the event loop makes now
+            await asyncio.sleep(0)
         with self._lock:
-            self.is_closed = True
             children, responses = list(self._children), list(self._responses.items())
         for child in children:
             await child.aclose()
@@ -185,17 +187,19 @@ class OpenCall:
         return self._calls.make_ended_error(self.partial_text) if is_own else error
 
     def end(self) -> list[asyncio.Future[None]]:
-        """End it, on its own event loop; gives what is done once it has been left, where it is waited in now."""
+        """End it, on its own event loop; gives what is done once it has been left, where it is waited in or left now."""
         self.resume = self._raise_ended
         reader, generator = self.reader, None if self._generator is None else self._generator()
         is_waited_in = self._generator is None or (isinstance(generator, AsyncGeneratorType) and generator.ag_running)
-        if self not in self._calls.under_way or not is_waited_in or reader is None:
+        if self not in self._calls.under_way or not is_waited_in:
             return []
         if reader is asyncio.current_task():
             return []  # what closes is a part of the call
         if self._left is None:
-            self._cancelled_reader, self._left = reader, self.loop.create_future()
-            reader.cancel()
+            self._left = self.loop.create_future()
+            if reader is not None:  # else it is being left
+                self._cancelled_reader = reader
+                reader.cancel()
         return [self._left]
 
     def _leave(self) -> None:
