@@ -6,6 +6,7 @@ A package registers a `ProviderEntry` under its name in the entry-point group `l
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -41,13 +42,24 @@ _SPEC: Final = re.compile(
     r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.*))?)?", re.DOTALL | re.IGNORECASE
 )
 _ADDRESS_START: Final = re.compile(r"@https?://", re.IGNORECASE)
-_BROKEN_SCHEME: Final = re.compile(r"\s*(?:https?(?::/*|/+)|[a-z][a-z0-9+.-]*:/+|/+)?\s*", re.IGNORECASE)
+_BROKEN_SCHEME: Final = re.compile(r"\s*(?:https?(?::/*|/+)|[a-z][a-z0-9+.-]*:/+|:?/+)?\s*", re.IGNORECASE)
 # What only an address has, behind an @ in the path of a file: a scheme, a port, an IP address, or a domain and a path
 _ADDRESS_IN_PATH: Final = re.compile(
-    r"\s*(?:\[|//|https?[:/]|[a-z][a-z0-9+.-]*:/|localhost(?:[:/]|$)|[^/\s:]+:\d{1,5}(?:/|$)"
+    r"\s*(?:\[|//|https?[:/]|[a-z][a-z0-9+.-]*:/|localhost(?:[:/]|$)|[^/\s:]*:\d{1,5}(?:/|$)"
     r"|\d{1,3}(?:\.\d{1,3}){3}(?:/|$)|[\w.-]+\.[a-z]{2,}/)",
     re.IGNORECASE,
 )
+_URL: Final = re.compile(r"\s*https?:/", re.IGNORECASE)
+# What only an address has, anywhere in the name of a model: a scheme, this machine or an IP address with a port or
+# alone, or a host before the version of an API. A tag (`llama3:8b`) and a registry (`hf.co/org/name:Q4`) are none.
+_ADDRESS_IN_NAME: Final = re.compile(
+    r"(?:[a-z][a-z0-9+.-]*)?://|https?//|(?<![^\s,;|#=?&])//|https?:(?=[/\[]|localhost|[\w-]+[.:])"
+    r"|(?<![\w.-])(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\]):\d{1,5}(?!\w)"
+    r"|(?<![^\s,;|#=?&])(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])(?:/|\s*$)"
+    r"|(?<![\w./-])[\w.-]+(?::\d{1,5}|\.[a-z]{2,})/v\d+(?:/|\s*$)",
+    re.IGNORECASE,
+)
+_NAME_END: Final = re.compile(r"(?:[\s,;|#?&]+\w+=)?[\s,;|#=:@?&/]*$")
 
 
 class ProviderSpec(NamedTuple):
@@ -72,19 +84,33 @@ class ProviderSpec(NamedTuple):
     def check_address_is_read(self, *, names_files: bool) -> None:
         """Raise ConfigError where an address is written so that it would be a part of the model's name.
 
-        Another server would get the prompt, and its key. So every @ is taken for one, but for models that are files.
+        Another server would get the prompt, and its key. So every @ is taken for one, and all that only an address has,
+        but for models that are files.
         """
-        model, at, written = self.model.rpartition("@")
-        if not at or self.base_url is not None:
+        if self.base_url is not None:
             return
-        if names_files and (_ADDRESS_IN_PATH.match(written) is None or Path(self.model.partition("?")[0]).exists()):
+        model = unicodedata.normalize("NFKC", self.model)  # a full-width @ is one, too
+        found = _URL.match(model) if names_files else _ADDRESS_IN_NAME.search(model)
+        name, at, written = (model[: found.start()], "", model[found.start() :]) if found else model.rpartition("@")
+        if not found and (not at or (names_files and _ADDRESS_IN_PATH.match(written) is None)):
             return
-        address = re.split(r"[?#]", written[cast("re.Match[str]", _BROKEN_SCHEME.match(written)).end() :])[0].rstrip()
-        if not address or any(character.isspace() for character in address):
-            address = "host:port/v1"
+        if names_files and Path(self.model.partition("?")[0]).exists():
+            return
+        if found and names_files:
+            raise ConfigError(f"{self.provider} runs a model in this process; name its folder or file, not an address")
+        address = _clean_address(written)
+        if found and not (name.rstrip().endswith("@") and model.count("@") == self.model.count("@")):
+            name = _NAME_END.sub("", name, count=1)
+            meant = name if name and not any(character.isspace() for character in name) else "MODEL"
+            scheme = "https" if written.strip().lower().startswith("https") else "http"
+            raise ConfigError(
+                f"the model of {self.provider!r} has an address in its name; "
+                f"write {self.provider}:{meant}@{scheme}://{address}"
+            )
         named = f"; a name with an @ needs the address behind it, {self.provider}:NAME@http://host/v1"
+        shown = re.split("[@:]", name)[0]  # what follows a colon may be a password
         raise ConfigError(
-            f"the address of {self.provider + ':' + model.partition('@')[0]!r} has no scheme; write @http://{address} "
+            f"the address of {f'{self.provider}:{shown}'!r} has no scheme; write @http://{address} "
             f"or @https://{address}{'' if names_files else named}"
         )
 
@@ -109,6 +135,14 @@ class NamedProvider:
 def strip_address(text: str) -> str:
     """A provider string without the address at its end: what a provider is called in results."""
     return _ADDRESS_START.split(text, maxsplit=1)[0]
+
+
+def _clean_address(written: str) -> str:
+    """An address for errors, without its scheme, credentials and query."""
+    _, _, rest = written.rpartition("@")
+    scheme = cast("re.Match[str]", _BROKEN_SCHEME.match(rest))
+    address = re.split(r"[?#]", rest[scheme.end() :])[0].rstrip()
+    return "host:port/v1" if not address or any(character.isspace() for character in address) else address
 
 
 _NO_NAMED_PROVIDERS: Final[Mapping[str, NamedProvider]] = {}

@@ -96,6 +96,81 @@ def test_what_is_no_address_is_not_taken_for_a_models_name(
             assert_one_line(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("http://127.0.0.1:8001/v1", "MODEL@http://127.0.0.1:8001/v1"),
+        ("HTTPS://h/v1", "MODEL@https://h/v1"),
+        ("http://127.0.0.1:8001/v1/m", "MODEL@http://127.0.0.1:8001/v1/m"),
+        ("http:/gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("http//gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("http:gpubox:8001/v1", "MODEL@http://gpubox:8001/v1"),
+        ("ftp://gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("127.0.0.1:8001/v1", "MODEL@http://127.0.0.1:8001/v1"),
+        ("127.0.0.1:8001", "MODEL@http://127.0.0.1:8001"),
+        ("127.0.0.1/v1", "MODEL@http://127.0.0.1/v1"),
+        ("[::1]:8001/v1", "MODEL@http://[::1]:8001/v1"),
+        ("localhost:8001/v1", "MODEL@http://localhost:8001/v1"),
+        ("localhost:8001/m", "MODEL@http://localhost:8001/m"),
+        ("gpubox:8001/v1", "MODEL@http://gpubox:8001/v1"),
+        ("api.example.com/v1", "MODEL@http://api.example.com/v1"),
+        ("//127.0.0.1:8001/v1", "MODEL@http://127.0.0.1:8001/v1"),
+        ("//gpubox/v1", "MODEL@http://gpubox/v1"),
+        *((f"m{sign}http://gpubox/v1", "m@http://gpubox/v1") for sign in (" ", ",", ";", "|", "#", "=", ":", "?")),
+        ("m http://gpubox/v1", "m@http://gpubox/v1"),
+        ("m 127.0.0.1:8001/v1", "m@http://127.0.0.1:8001/v1"),
+        ("m,//gpubox/v1", "m@http://gpubox/v1"),
+        ("llama3:8b https://gpubox/v1", "llama3:8b@https://gpubox/v1"),
+        ("m?base_url=http://gpubox/v1", "m@http://gpubox/v1"),
+        ("m\uff20http://gpubox/v1", "m@http://gpubox/v1"),
+        ("m\uff20http\uff1a\uff0f\uff0fgpubox/v1", "m@http://gpubox/v1"),
+        ("m\ufe6b127.0.0.1:8001/v1", "m@http://127.0.0.1:8001/v1"),
+        ("http://svc:s3cr3t-pw@gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("m http://svc:s3cr3t-pw@gpubox/v1?key=s3cr3t-pw", "m@http://gpubox/v1"),
+    ],
+)
+@pytest.mark.parametrize("kind", SERVERS)
+def test_an_address_without_an_at_sign_is_not_taken_for_a_models_name(
+    kind: str, model: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor would get the prompt, and its key: the error has the form that was meant."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
+    for prefix in (kind, "mine"):
+        for open_named in (open_provider, open_draft):
+            with pytest.raises(ConfigError) as caught:
+                open_named(f"{prefix}:{model}", named)
+            assert str(caught.value).endswith(f"; write {prefix}:{form}")
+            assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama3:8b",
+        "llama3:7000",
+        "hf.co/org/name:Q4",
+        "registry.example:5000/org/name:7b",
+        "vendor/model:free",
+        "ft:gpt-4o:org::id",
+        "org/name",
+        "/models/llama",
+        "accounts/team/models/v1",
+        "us.vendor.model-20241022-v2:0",
+        "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.vendor.model-v2:0",
+        "model-1.0.0.0",
+        "m?a=b",
+    ],
+)
+@pytest.mark.parametrize("kind", ["openai", "anthropic", "ollama", "openrouter", "vllm"])
+def test_names_that_are_not_addresses_stay(kind: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tags, registries, fine-tuned models and paths have colons, dots and slashes, too."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    assert open_provider(f"{kind}:{model}").name == f"{kind}:{model}"
+
+
 @pytest.mark.parametrize("address", NO_ADDRESSES)
 @pytest.mark.parametrize("kind", FILES)
 def test_what_is_no_address_is_no_file_either(kind: str, address: str) -> None:
@@ -145,6 +220,12 @@ def test_a_models_name_may_have_an_at_sign_before_its_address(model: str, addres
         "lookup@http://svc:s3cr3t-pw@h/v1",
         "lookup@svc:s3cr3t-pw@h/v1",
         "openai:m@http://h/v1?key=s3cr3t-pw#x",
+        "openai:http://svc:s3cr3t-pw@h/v1",
+        "openai:m http://svc:s3cr3t-pw@h/v1",
+        "openai:svc:s3cr3t-pw@h/v1",
+        "torch:http://svc:s3cr3t-pw@h/m",
+        "onnx:http://svc:s3cr3t-pw@h/m",
+        "gguf:https://svc:s3cr3t-pw@h/m",
     ],
 )
 def test_no_error_of_a_string_has_its_password(text: str) -> None:
