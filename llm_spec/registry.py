@@ -75,9 +75,11 @@ class ProviderSpec(NamedTuple):
         match = _SPEC.fullmatch(text)
         if match is None:
             name, slash, model = text.partition("/")
-            meant = f"; did you mean '{name}:{model}'?" if slash and name in list_provider_names() else ""
+            spec = strip_credentials(f"{name}:{model}")
+            meant = f"; did you mean '{spec}'?" if slash and name in list_provider_names() else ""
             raise ConfigError(
-                f"provider is {_show_spec(text)!r}; write it as provider:model or provider:model@http://host/v1{meant}"
+                f"provider is {strip_credentials(text)!r}; write it as provider:model or "
+                f"provider:model@http://host/v1{meant}"
             )
         return cls(match["provider"], match["model"] or "", match["base_url"])
 
@@ -116,7 +118,8 @@ class ProviderSpec(NamedTuple):
 
     def __repr__(self) -> str:
         base_url = None if self.base_url is None else strip_credentials(self.base_url)
-        return f"ProviderSpec(provider={self.provider!r}, model={self.model!r}, base_url={base_url!r})"
+        model = strip_credentials(f"{self.provider}:{self.model}").partition(":")[2]
+        return f"ProviderSpec(provider={self.provider!r}, model={model!r}, base_url={base_url!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,9 @@ class NamedProvider:
     api_key: str | None = None
 
     def __repr__(self) -> str:
-        base_url = None if self.base_url is None else strip_credentials(self.base_url)
+        base_url = (
+            None if self.base_url is None else strip_credentials(f"@{self.base_url}")[1:]
+        )  # also without a scheme
         return f"NamedProvider(type={self.type!r}, base_url={base_url!r})"
 
 
@@ -166,7 +171,7 @@ def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROV
     """
     opened = _open_provider_spec(text, _find_provider_entry_points(), named)
     if not isinstance(opened, LlmProvider):
-        raise ConfigError(f"{_show_spec(text)!r} is a draft, not a model that can answer; use it as draft")
+        raise ConfigError(f"{strip_credentials(text)!r} is a draft, not a model that can answer; use it as draft")
     return opened
 
 
@@ -223,7 +228,7 @@ def _open_provider_spec(
     settings = named.get(spec.provider, NamedProvider(type=spec.provider))
     if settings.type not in points:
         raise UnknownProviderError(
-            f"provider {settings.type!r} (in {_show_spec(text)!r}) is not known; installed are: "
+            f"provider {settings.type!r} (in {strip_credentials(text)!r}) is not known; installed are: "
             f"{', '.join(sorted(points))}{suggest_name(settings.type, points)}"
         )
     entry = _load_provider_entry(points[settings.type])
@@ -241,11 +246,6 @@ def _open_provider_spec(
     if entry.load_with_key is None:
         raise ConfigError(f"provider {settings.type!r} takes no key; leave out api_key of {spec.provider!r}")
     return entry.load_with_key(spec.model, base_url, settings.api_key)
-
-
-def _show_spec(text: str) -> str:
-    """A provider string for errors, without credentials; also where its address has no scheme."""
-    return re.sub(r"@[^@/]*@(?!https?://)", "@***@", strip_credentials(text))
 
 
 def _load_provider_entry(point: EntryPoint) -> ProviderEntry:

@@ -28,6 +28,7 @@ from llm_spec import (
 )
 from llm_spec.addresses import parse_server_address
 from llm_spec.registry import NamedProvider, ProviderSpec
+from llm_spec.server.config import ModelConfig
 from llm_spec.testing import RandomDraft, ScriptedProvider
 
 
@@ -216,6 +217,13 @@ def test_a_models_name_may_have_an_at_sign_before_its_address(model: str, addres
         "lookup:@http://svc:s3cr3t-pw@h/v1",
         "nosuch:m@http://svc:s3cr3t-pw@h/v1",
         "nosuch:m@svc:s3cr3t-pw@h/v1",
+        "nosuch:svc:s3cr3t-pw@h/v1",
+        "nosuch:m@http://h/v1?key=s3cr3t-pw",
+        "nosuch:m@h:8000/v1?key=s3cr3t-pw",
+        "openai/m@http://svc:s3cr3t-pw@h/v1",
+        "openai/m@http://h/v1?key=s3cr3t-pw",
+        "torch:/x@http://h/v1?key=s3cr3t-pw",
+        "random:1@http://h/v1?key=s3cr3t-pw",
         "http://svc:s3cr3t-pw@h/v1",
         "lookup@http://svc:s3cr3t-pw@h/v1",
         "lookup@svc:s3cr3t-pw@h/v1",
@@ -236,12 +244,31 @@ def test_no_error_of_a_string_has_its_password(text: str) -> None:
         assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_no_repr_has_a_password() -> None:
-    spec = ProviderSpec.parse("generic:m@http://svc:s3cr3t-pw@h/v1")
-    named = NamedProvider(type="generic", base_url=spec.base_url)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://svc:s3cr3t-pw@h/v1",
+        "http://h/v1?key=s3cr3t-pw",
+        "svc:s3cr3t-pw@h/v1",
+        "http:/svc:s3cr3t-pw@h/v1",
+        "http//svc:s3cr3t-pw@h/v1",
+        "ftp://svc:s3cr3t-pw@h/v1",
+        " svc:s3cr3t-pw@h/v1",
+    ],
+)
+def test_no_repr_has_a_password(address: str) -> None:
+    """Nor the key in a query; also where the address has no scheme."""
+    text = f"generic:m@{address}"
+    spec, named = ProviderSpec.parse(text), NamedProvider(type="generic", base_url=address)
+    shown = f"{spec!r} {named!r} {ModelConfig(target=text, draft=text)!r}"
+    assert "s3cr3t" not in shown
+    assert shown.count("***") == 4
+    assert shown.count("h/v1") == 4
+
+
+def test_no_repr_of_an_address_has_a_password() -> None:
     address = parse_server_address("http://svc:s3cr3t-pw@h/v1?key=s3cr3t-pw")
-    assert "s3cr3t" not in f"{spec!r} {named!r} {address!r} {address}"
-    assert "***@h/v1" in repr(spec)
+    assert "s3cr3t" not in f"{address!r} {address}"
 
 
 @pytest.mark.parametrize(
