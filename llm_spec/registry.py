@@ -83,18 +83,19 @@ class ProviderSpec(NamedTuple):
             )
         return cls(match["provider"], match["model"] or "", match["base_url"])
 
-    def check_address_is_read(self, *, names_files: bool) -> None:
+    def check_address_is_read(self, *, names_files: bool, has_server: bool = False) -> None:
         """Raise ConfigError where an address is written so that it would be a part of the model's name.
 
         Another server would get the prompt, and its key. So every @ is taken for one, and all that only an address has,
-        but for models that are files.
+        but for models that are files. Where a server is named elsewhere (`has_server`), a name may have an @.
         """
         if self.base_url is not None:
             return
         model = unicodedata.normalize("NFKC", self.model)  # a full-width @ is one, too
         found = _URL.match(model) if names_files else _ADDRESS_IN_NAME.search(model)
         name, at, written = (model[: found.start()], "", model[found.start() :]) if found else model.rpartition("@")
-        if not found and (not at or (names_files and _ADDRESS_IN_PATH.match(written) is None)):
+        may_have_at = names_files or (has_server and written.strip())
+        if not found and (not at or (may_have_at and _ADDRESS_IN_PATH.match(written) is None)):
             return
         if names_files and Path(self.model.partition("?")[0]).exists():
             return
@@ -232,7 +233,7 @@ def _open_provider_spec(
             f"{', '.join(sorted(points))}{suggest_name(settings.type, points)}"
         )
     entry = _load_provider_entry(points[settings.type])
-    spec.check_address_is_read(names_files=entry.names_files)
+    spec.check_address_is_read(names_files=entry.names_files, has_server=settings.base_url is not None)
     base_url = spec.base_url or settings.base_url
     if base_url is not None:
         parse_server_address(base_url)

@@ -79,6 +79,7 @@ NO_ADDRESSES = (
     "http://127.0.0.1:8000/v1#part",
 )
 NAMES_ALONE = ("gpubox", "gpubox/v1", "20240620", "", ":8000")  # a host or a part of a model's name: nobody can say
+NAMES_BESIDE_A_SERVER = ("gpubox", "gpubox/v1", "20240620")  # names, where a config has the server's address
 
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES, *NAMES_ALONE])
@@ -89,8 +90,14 @@ def test_what_is_no_address_is_not_taken_for_a_models_name(
     """Another server would get the prompt, and its key: each such string is refused, with the right form."""
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.setenv(name, "sk-any")
-    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
-    for text in (f"{kind}:m@{address}", f"mine:m@{address}", f"lookup+{kind}:m@{address}"):
+    named = {
+        "mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1"),
+        "bare": NamedProvider(type=kind),
+    }
+    texts = [f"{kind}:m@{address}", f"bare:m@{address}", f"lookup+{kind}:m@{address}"]
+    if address not in NAMES_BESIDE_A_SERVER:
+        texts.append(f"mine:m@{address}")
+    for text in texts:
         for open_named in (open_provider, open_draft):
             with pytest.raises(ConfigError, match=r"https?://") as caught:
                 open_named(text, named)
@@ -198,6 +205,20 @@ def test_a_models_name_may_have_an_at_sign_before_its_address(model: str, addres
     """With its address there is no doubt; a scheme is one in capitals, too."""
     assert ProviderSpec.parse(f"generic:{model}@{address}") == ProviderSpec("generic", model, address)
     assert open_provider(f"generic:{model}@{address}").name == f"generic:{model}"
+
+
+@pytest.mark.parametrize("model", ["@cf/meta/llama-3", "claude@20240620", "m@gpubox", "ft:m@team:org::id"])
+@pytest.mark.parametrize("kind", ["generic", "vllm", "openai", "anthropic"])
+def test_a_models_name_may_have_an_at_sign_where_its_server_is_named(
+    kind: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt goes to the server of the config, whatever the name."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
+    assert open_provider(f"mine:{model}", named).name == f"{kind}:{model}"
+    with pytest.raises(ConfigError, match="needs the address behind it"):
+        open_provider(f"mine:{model}", {"mine": NamedProvider(type=kind)})
 
 
 @pytest.mark.parametrize(
