@@ -20,6 +20,18 @@ __all__ = ["ServerAddress", "parse_server_address", "strip_credentials"]
 # Everything before the last @ of a host; and of a password that holds a slash, what no port can be. Strings joined by +
 # have an @ before each address.
 _CREDENTIALS: Final = re.compile(r"//(?:[^/\s]*|[^/\s:\[]*:(?!\d{0,5}/)(?:(?!//)\S)*)@(?!https?://)", re.IGNORECASE)
+# The same where the scheme is missing: `name:model@user:password@host`, `name:user:password@host`, `model@user@host`.
+_CREDENTIALS_ALONE: Final = re.compile(
+    r"(?:(?<=@)(?<!\*@)(?!https?://)(?:[^@\s/:]*:\S*|[^@/\s]*)"
+    r"|(?<=@ )[^@\s/:]*:\S*|(?<![\w./-])(?P<kept>[\w-]+:[^\s:@/]*:)[^\s@/\]]*)@(?!https?://)",
+    re.IGNORECASE,
+)
+# Up to the end of the word, and to the next of strings joined by +. The options of a model's folder are no query.
+_QUERY: Final = re.compile(
+    r"(?P<address>(?:https?:/|//|@[^\s/?#@]*:\d{1,5}(?=[/?])|@[\w.-]+\.[a-z]{2,}(?=[/?]))[^\s?#]*)\?\S+?"
+    r"(?=['\"),;:]*(?:\s|$)|\+[\w-]+:)",
+    re.IGNORECASE,
+)
 _FORM: Final = "write it as http://host:port/v1 or https://host/v1"
 
 
@@ -62,8 +74,10 @@ def parse_server_address(text: str, schemes: Sequence[str] = ("http", "https")) 
 
 
 def strip_credentials(text: str) -> str:
-    """An address, or a text with some, without the users and passwords that they may hold."""
-    return _CREDENTIALS.sub("//***@", text)
+    """An address, or a text with some, without the users, passwords and queries that they may hold."""
+    text = _CREDENTIALS.sub("//***@", text)
+    text = _CREDENTIALS_ALONE.sub(lambda found: f"{found['kept'] or ''}***@", text)
+    return _QUERY.sub(r"\g<address>?***", text)
 
 
 # ---------------------------------------------------------------------------------------------- inside

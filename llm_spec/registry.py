@@ -6,6 +6,7 @@ A package registers a `ProviderEntry` under its name in the entry-point group `l
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -41,13 +42,24 @@ _SPEC: Final = re.compile(
     r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.*))?)?", re.DOTALL | re.IGNORECASE
 )
 _ADDRESS_START: Final = re.compile(r"@https?://", re.IGNORECASE)
-_BROKEN_SCHEME: Final = re.compile(r"\s*(?:https?(?::/*|/+)|[a-z][a-z0-9+.-]*:/+|/+)?\s*", re.IGNORECASE)
+_BROKEN_SCHEME: Final = re.compile(r"\s*(?:https?(?::/*|/+)|[a-z][a-z0-9+.-]*:/+|:?/+)?\s*", re.IGNORECASE)
 # What only an address has, behind an @ in the path of a file: a scheme, a port, an IP address, or a domain and a path
 _ADDRESS_IN_PATH: Final = re.compile(
-    r"\s*(?:\[|//|https?[:/]|[a-z][a-z0-9+.-]*:/|localhost(?:[:/]|$)|[^/\s:]+:\d{1,5}(?:/|$)"
+    r"\s*(?:\[|//|https?[:/]|[a-z][a-z0-9+.-]*:/|localhost(?:[:/]|$)|[^/\s:]*:\d{1,5}(?:/|$)"
     r"|\d{1,3}(?:\.\d{1,3}){3}(?:/|$)|[\w.-]+\.[a-z]{2,}/)",
     re.IGNORECASE,
 )
+_URL: Final = re.compile(r"\s*https?:/", re.IGNORECASE)
+# What only an address has, anywhere in the name of a model: a scheme, this machine or an IP address with a port or
+# alone, or a host before the version of an API. A tag (`llama3:8b`) and a registry (`hf.co/org/name:Q4`) are none.
+_ADDRESS_IN_NAME: Final = re.compile(
+    r"(?:[a-z][a-z0-9+.-]*)?://|https?//|(?<![^\s,;|#=?&])//|https?:(?=[/\[]|localhost|[\w-]+[.:])"
+    r"|(?<![\w.-])(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\]):\d{1,5}(?!\w)"
+    r"|(?<![^\s,;|#=?&])(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])(?:/|\s*$)"
+    r"|(?<![\w./-])[\w.-]+(?::\d{1,5}|\.[a-z]{2,})/v\d+(?:/|\s*$)",
+    re.IGNORECASE,
+)
+_NAME_END: Final = re.compile(r"(?:[\s,;|#?&]+\w+=)?[\s,;|#=:@?&/]*$")
 
 
 class ProviderSpec(NamedTuple):
@@ -63,34 +75,52 @@ class ProviderSpec(NamedTuple):
         match = _SPEC.fullmatch(text)
         if match is None:
             name, slash, model = text.partition("/")
-            meant = f"; did you mean '{name}:{model}'?" if slash and name in list_provider_names() else ""
+            spec = strip_credentials(f"{name}:{model}")
+            meant = f"; did you mean '{spec}'?" if slash and name in list_provider_names() else ""
             raise ConfigError(
-                f"provider is {_show_spec(text)!r}; write it as provider:model or provider:model@http://host/v1{meant}"
+                f"provider is {strip_credentials(text)!r}; write it as provider:model or "
+                f"provider:model@http://host/v1{meant}"
             )
         return cls(match["provider"], match["model"] or "", match["base_url"])
 
-    def check_address_is_read(self, *, names_files: bool) -> None:
+    def check_address_is_read(self, *, names_files: bool, has_server: bool = False) -> None:
         """Raise ConfigError where an address is written so that it would be a part of the model's name.
 
-        Another server would get the prompt, and its key. So every @ is taken for one, but for models that are files.
+        Another server would get the prompt, and its key. So every @ is taken for one, and all that only an address has,
+        but for models that are files. Where a server is named elsewhere (`has_server`), a name may have an @.
         """
-        model, at, written = self.model.rpartition("@")
-        if not at or self.base_url is not None:
+        if self.base_url is not None:
             return
-        if names_files and (_ADDRESS_IN_PATH.match(written) is None or Path(self.model.partition("?")[0]).exists()):
+        model = unicodedata.normalize("NFKC", self.model)  # a full-width @ is one, too
+        found = _URL.match(model) if names_files else _ADDRESS_IN_NAME.search(model)
+        name, at, written = (model[: found.start()], "", model[found.start() :]) if found else model.rpartition("@")
+        may_have_at = names_files or (has_server and written.strip())
+        if not found and (not at or (may_have_at and _ADDRESS_IN_PATH.match(written) is None)):
             return
-        address = re.split(r"[?#]", written[cast("re.Match[str]", _BROKEN_SCHEME.match(written)).end() :])[0].rstrip()
-        if not address or any(character.isspace() for character in address):
-            address = "host:port/v1"
+        if names_files and Path(self.model.partition("?")[0]).exists():
+            return
+        if found and names_files:
+            raise ConfigError(f"{self.provider} runs a model in this process; name its folder or file, not an address")
+        address = _clean_address(written)
+        if found and not (name.rstrip().endswith("@") and model.count("@") == self.model.count("@")):
+            name = _NAME_END.sub("", name, count=1)
+            meant = name if name and not any(character.isspace() for character in name) else "MODEL"
+            scheme = "https" if written.strip().lower().startswith("https") else "http"
+            raise ConfigError(
+                f"the model of {self.provider!r} has an address in its name; "
+                f"write {self.provider}:{meant}@{scheme}://{address}"
+            )
         named = f"; a name with an @ needs the address behind it, {self.provider}:NAME@http://host/v1"
+        shown = re.split("[@:]", name)[0]  # what follows a colon may be a password
         raise ConfigError(
-            f"the address of {self.provider + ':' + model.partition('@')[0]!r} has no scheme; write @http://{address} "
+            f"the address of {f'{self.provider}:{shown}'!r} has no scheme; write @http://{address} "
             f"or @https://{address}{'' if names_files else named}"
         )
 
     def __repr__(self) -> str:
         base_url = None if self.base_url is None else strip_credentials(self.base_url)
-        return f"ProviderSpec(provider={self.provider!r}, model={self.model!r}, base_url={base_url!r})"
+        model = strip_credentials(f"{self.provider}:{self.model}").partition(":")[2]
+        return f"ProviderSpec(provider={self.provider!r}, model={model!r}, base_url={base_url!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +132,23 @@ class NamedProvider:
     api_key: str | None = None
 
     def __repr__(self) -> str:
-        base_url = None if self.base_url is None else strip_credentials(self.base_url)
+        base_url = (
+            None if self.base_url is None else strip_credentials(f"@{self.base_url}")[1:]
+        )  # also without a scheme
         return f"NamedProvider(type={self.type!r}, base_url={base_url!r})"
 
 
 def strip_address(text: str) -> str:
     """A provider string without the address at its end: what a provider is called in results."""
     return _ADDRESS_START.split(text, maxsplit=1)[0]
+
+
+def _clean_address(written: str) -> str:
+    """An address for errors, without its scheme, credentials and query."""
+    _, _, rest = written.rpartition("@")
+    scheme = cast("re.Match[str]", _BROKEN_SCHEME.match(rest))
+    address = re.split(r"[?#]", rest[scheme.end() :])[0].rstrip()
+    return "host:port/v1" if not address or any(character.isspace() for character in address) else address
 
 
 _NO_NAMED_PROVIDERS: Final[Mapping[str, NamedProvider]] = {}
@@ -132,7 +172,7 @@ def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROV
     """
     opened = _open_provider_spec(text, _find_provider_entry_points(), named)
     if not isinstance(opened, LlmProvider):
-        raise ConfigError(f"{_show_spec(text)!r} is a draft, not a model that can answer; use it as draft")
+        raise ConfigError(f"{strip_credentials(text)!r} is a draft, not a model that can answer; use it as draft")
     return opened
 
 
@@ -189,11 +229,11 @@ def _open_provider_spec(
     settings = named.get(spec.provider, NamedProvider(type=spec.provider))
     if settings.type not in points:
         raise UnknownProviderError(
-            f"provider {settings.type!r} (in {_show_spec(text)!r}) is not known; installed are: "
+            f"provider {settings.type!r} (in {strip_credentials(text)!r}) is not known; installed are: "
             f"{', '.join(sorted(points))}{suggest_name(settings.type, points)}"
         )
     entry = _load_provider_entry(points[settings.type])
-    spec.check_address_is_read(names_files=entry.names_files)
+    spec.check_address_is_read(names_files=entry.names_files, has_server=settings.base_url is not None)
     base_url = spec.base_url or settings.base_url
     if base_url is not None:
         parse_server_address(base_url)
@@ -207,11 +247,6 @@ def _open_provider_spec(
     if entry.load_with_key is None:
         raise ConfigError(f"provider {settings.type!r} takes no key; leave out api_key of {spec.provider!r}")
     return entry.load_with_key(spec.model, base_url, settings.api_key)
-
-
-def _show_spec(text: str) -> str:
-    """A provider string for errors, without credentials; also where its address has no scheme."""
-    return re.sub(r"@[^@/]*@(?!https?://)", "@***@", strip_credentials(text))
 
 
 def _load_provider_entry(point: EntryPoint) -> ProviderEntry:

@@ -108,7 +108,24 @@ def test_what_is_no_address(text: str, words: str) -> None:
         ("http://h:8000/users/me@x", "http://h:8000/users/me@x"),
         ("http://[::1]:8000/users/me@x", "http://[::1]:8000/users/me@x"),
         ("openai:@cf/m@http://h", "openai:@cf/m@http://h"),
+        ("openai:llama3:8b@http://h", "openai:llama3:8b@http://h"),
+        ("openai:m@svc:p@h/v1", "openai:m@***@h/v1"),
+        ("openai:m@svc:p@ss/w@h/v1", "openai:m@***@h/v1"),
+        ("openai:m@svc@h/v1", "openai:m@***@h/v1"),
+        ("openai:m@http:/svc:p@h/v1", "openai:m@***@h/v1"),
+        ("openai:m@http//svc:p@h/v1", "openai:m@http//***@h/v1"),
+        ("openai:m@ svc:p@h/v1", "openai:m@ ***@h/v1"),
+        ("openai:svc:p@h/v1", "openai:svc:***@h/v1"),
+        ("http://h/v1?key=p", "http://h/v1?***"),
+        ("http://u:p@h?key=p&a=b", "http://***@h?***"),
+        ("at 'http://h/v1?key=p', or (//h?p): none", "at 'http://h/v1?***', or (//h?***): none"),
+        ("vllm:a@http://h/v1?key=p+vllm:b@https://h2?p", "vllm:a@http://h/v1?***+vllm:b@https://h2?***"),
+        ("vllm:a@h:8000?key=p", "vllm:a@h:8000?***"),
+        ("vllm:a@h.example/v1?key=p", "vllm:a@h.example/v1?***"),
+        ("torch:org/name@main?dtype=bfloat16", "torch:org/name@main?dtype=bfloat16"),
+        ("what is at http://h/v1? key", "what is at http://h/v1? key"),
     ],
 )
 def test_texts_without_credentials(text: str, shown: str) -> None:
     assert strip_credentials(text) == shown
+    assert strip_credentials(shown) == shown

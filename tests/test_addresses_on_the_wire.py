@@ -258,6 +258,29 @@ async def test_a_session_that_is_given_has_its_own_proxies(monkeypatch: pytest.M
         assert (await provider.complete(QUESTION)).content == TEXT
 
 
+@pytest.mark.parametrize(
+    ("kind", "variable", "host"),
+    [
+        ("openai", "OPENAI_BASE_URL", "api.openai.com"),
+        ("anthropic", "ANTHROPIC_BASE_URL", "api.anthropic.com"),
+    ],
+)
+async def test_an_empty_variable_is_no_address(
+    kind: str, variable: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compose files leave one that is not set; the vendor is asked, here through a proxy that refuses."""
+    monkeypatch.setenv(variable, "")
+    async with serve_proxy_of_tunnels(403) as (place, heads):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{place}")
+        await fail(open_provider(f"{kind}:m"), "whole")
+    assert heads[0].startswith(f"CONNECT {host}:443 ")
+    async with serve_site() as site:
+        assert await ask(open_provider(spec_of(kind, site.url)), "whole") == TEXT
+        monkeypatch.setenv(variable, site.url)
+        assert await ask(open_provider(f"{kind}:m"), "whole") == TEXT
+    assert len(site.requests) == 2
+
+
 # ------------------------------------------------------------------------------- queries and redirects
 
 

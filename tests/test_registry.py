@@ -28,6 +28,7 @@ from llm_spec import (
 )
 from llm_spec.addresses import parse_server_address
 from llm_spec.registry import NamedProvider, ProviderSpec
+from llm_spec.server.config import ModelConfig
 from llm_spec.testing import RandomDraft, ScriptedProvider
 
 
@@ -78,6 +79,7 @@ NO_ADDRESSES = (
     "http://127.0.0.1:8000/v1#part",
 )
 NAMES_ALONE = ("gpubox", "gpubox/v1", "20240620", "", ":8000")  # a host or a part of a model's name: nobody can say
+NAMES_BESIDE_A_SERVER = ("gpubox", "gpubox/v1", "20240620")  # names, where a config has the server's address
 
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES, *NAMES_ALONE])
@@ -88,12 +90,93 @@ def test_what_is_no_address_is_not_taken_for_a_models_name(
     """Another server would get the prompt, and its key: each such string is refused, with the right form."""
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.setenv(name, "sk-any")
-    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
-    for text in (f"{kind}:m@{address}", f"mine:m@{address}", f"lookup+{kind}:m@{address}"):
+    named = {
+        "mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1"),
+        "bare": NamedProvider(type=kind),
+    }
+    texts = [f"{kind}:m@{address}", f"bare:m@{address}", f"lookup+{kind}:m@{address}"]
+    if address not in NAMES_BESIDE_A_SERVER:
+        texts.append(f"mine:m@{address}")
+    for text in texts:
         for open_named in (open_provider, open_draft):
             with pytest.raises(ConfigError, match=r"https?://") as caught:
                 open_named(text, named)
             assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("http://127.0.0.1:8001/v1", "MODEL@http://127.0.0.1:8001/v1"),
+        ("HTTPS://h/v1", "MODEL@https://h/v1"),
+        ("http://127.0.0.1:8001/v1/m", "MODEL@http://127.0.0.1:8001/v1/m"),
+        ("http:/gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("http//gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("http:gpubox:8001/v1", "MODEL@http://gpubox:8001/v1"),
+        ("ftp://gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("127.0.0.1:8001/v1", "MODEL@http://127.0.0.1:8001/v1"),
+        ("127.0.0.1:8001", "MODEL@http://127.0.0.1:8001"),
+        ("127.0.0.1/v1", "MODEL@http://127.0.0.1/v1"),
+        ("[::1]:8001/v1", "MODEL@http://[::1]:8001/v1"),
+        ("localhost:8001/v1", "MODEL@http://localhost:8001/v1"),
+        ("localhost:8001/m", "MODEL@http://localhost:8001/m"),
+        ("gpubox:8001/v1", "MODEL@http://gpubox:8001/v1"),
+        ("api.example.com/v1", "MODEL@http://api.example.com/v1"),
+        ("//127.0.0.1:8001/v1", "MODEL@http://127.0.0.1:8001/v1"),
+        ("//gpubox/v1", "MODEL@http://gpubox/v1"),
+        *((f"m{sign}http://gpubox/v1", "m@http://gpubox/v1") for sign in (" ", ",", ";", "|", "#", "=", ":", "?")),
+        ("m http://gpubox/v1", "m@http://gpubox/v1"),
+        ("m 127.0.0.1:8001/v1", "m@http://127.0.0.1:8001/v1"),
+        ("m,//gpubox/v1", "m@http://gpubox/v1"),
+        ("llama3:8b https://gpubox/v1", "llama3:8b@https://gpubox/v1"),
+        ("m?base_url=http://gpubox/v1", "m@http://gpubox/v1"),
+        ("m\uff20http://gpubox/v1", "m@http://gpubox/v1"),
+        ("m\uff20http\uff1a\uff0f\uff0fgpubox/v1", "m@http://gpubox/v1"),
+        ("m\ufe6b127.0.0.1:8001/v1", "m@http://127.0.0.1:8001/v1"),
+        ("http://svc:s3cr3t-pw@gpubox/v1", "MODEL@http://gpubox/v1"),
+        ("m http://svc:s3cr3t-pw@gpubox/v1?key=s3cr3t-pw", "m@http://gpubox/v1"),
+    ],
+)
+@pytest.mark.parametrize("kind", SERVERS)
+def test_an_address_without_an_at_sign_is_not_taken_for_a_models_name(
+    kind: str, model: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor would get the prompt, and its key: the error has the form that was meant."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
+    for prefix in (kind, "mine"):
+        for open_named in (open_provider, open_draft):
+            with pytest.raises(ConfigError) as caught:
+                open_named(f"{prefix}:{model}", named)
+            assert str(caught.value).endswith(f"; write {prefix}:{form}")
+            assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama3:8b",
+        "llama3:7000",
+        "hf.co/org/name:Q4",
+        "registry.example:5000/org/name:7b",
+        "vendor/model:free",
+        "ft:gpt-4o:org::id",
+        "org/name",
+        "/models/llama",
+        "accounts/team/models/v1",
+        "us.vendor.model-20241022-v2:0",
+        "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.vendor.model-v2:0",
+        "model-1.0.0.0",
+        "m?a=b",
+    ],
+)
+@pytest.mark.parametrize("kind", ["openai", "anthropic", "ollama", "openrouter", "vllm"])
+def test_names_that_are_not_addresses_stay(kind: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tags, registries, fine-tuned models and paths have colons, dots and slashes, too."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    assert open_provider(f"{kind}:{model}").name == f"{kind}:{model}"
 
 
 @pytest.mark.parametrize("address", NO_ADDRESSES)
@@ -124,6 +207,20 @@ def test_a_models_name_may_have_an_at_sign_before_its_address(model: str, addres
     assert open_provider(f"generic:{model}@{address}").name == f"generic:{model}"
 
 
+@pytest.mark.parametrize("model", ["@cf/meta/llama-3", "claude@20240620", "m@gpubox", "ft:m@team:org::id"])
+@pytest.mark.parametrize("kind", ["generic", "vllm", "openai", "anthropic"])
+def test_a_models_name_may_have_an_at_sign_where_its_server_is_named(
+    kind: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt goes to the server of the config, whatever the name."""
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(name, "sk-any")
+    named = {"mine": NamedProvider(type=kind, base_url="http://127.0.0.1:1/v1")}
+    assert open_provider(f"mine:{model}", named).name == f"{kind}:{model}"
+    with pytest.raises(ConfigError, match="needs the address behind it"):
+        open_provider(f"mine:{model}", {"mine": NamedProvider(type=kind)})
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -141,10 +238,23 @@ def test_a_models_name_may_have_an_at_sign_before_its_address(model: str, addres
         "lookup:@http://svc:s3cr3t-pw@h/v1",
         "nosuch:m@http://svc:s3cr3t-pw@h/v1",
         "nosuch:m@svc:s3cr3t-pw@h/v1",
+        "nosuch:svc:s3cr3t-pw@h/v1",
+        "nosuch:m@http://h/v1?key=s3cr3t-pw",
+        "nosuch:m@h:8000/v1?key=s3cr3t-pw",
+        "openai/m@http://svc:s3cr3t-pw@h/v1",
+        "openai/m@http://h/v1?key=s3cr3t-pw",
+        "torch:/x@http://h/v1?key=s3cr3t-pw",
+        "random:1@http://h/v1?key=s3cr3t-pw",
         "http://svc:s3cr3t-pw@h/v1",
         "lookup@http://svc:s3cr3t-pw@h/v1",
         "lookup@svc:s3cr3t-pw@h/v1",
         "openai:m@http://h/v1?key=s3cr3t-pw#x",
+        "openai:http://svc:s3cr3t-pw@h/v1",
+        "openai:m http://svc:s3cr3t-pw@h/v1",
+        "openai:svc:s3cr3t-pw@h/v1",
+        "torch:http://svc:s3cr3t-pw@h/m",
+        "onnx:http://svc:s3cr3t-pw@h/m",
+        "gguf:https://svc:s3cr3t-pw@h/m",
     ],
 )
 def test_no_error_of_a_string_has_its_password(text: str) -> None:
@@ -155,12 +265,31 @@ def test_no_error_of_a_string_has_its_password(text: str) -> None:
         assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_no_repr_has_a_password() -> None:
-    spec = ProviderSpec.parse("generic:m@http://svc:s3cr3t-pw@h/v1")
-    named = NamedProvider(type="generic", base_url=spec.base_url)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://svc:s3cr3t-pw@h/v1",
+        "http://h/v1?key=s3cr3t-pw",
+        "svc:s3cr3t-pw@h/v1",
+        "http:/svc:s3cr3t-pw@h/v1",
+        "http//svc:s3cr3t-pw@h/v1",
+        "ftp://svc:s3cr3t-pw@h/v1",
+        " svc:s3cr3t-pw@h/v1",
+    ],
+)
+def test_no_repr_has_a_password(address: str) -> None:
+    """Nor the key in a query; also where the address has no scheme."""
+    text = f"generic:m@{address}"
+    spec, named = ProviderSpec.parse(text), NamedProvider(type="generic", base_url=address)
+    shown = f"{spec!r} {named!r} {ModelConfig(target=text, draft=text)!r}"
+    assert "s3cr3t" not in shown
+    assert shown.count("***") == 4
+    assert shown.count("h/v1") == 4
+
+
+def test_no_repr_of_an_address_has_a_password() -> None:
     address = parse_server_address("http://svc:s3cr3t-pw@h/v1?key=s3cr3t-pw")
-    assert "s3cr3t" not in f"{spec!r} {named!r} {address!r} {address}"
-    assert "***@h/v1" in repr(spec)
+    assert "s3cr3t" not in f"{address!r} {address}"
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ class AnthropicMessagesClient:
             raise ConfigError("client is given beside base_url or api_key; the client has its own")
         self._name = name
         address = None if client else base_url or os.environ.get("ANTHROPIC_BASE_URL")
+        if address == "":  # an empty variable, which the SDK would take
+            address = _ANTHROPIC_URL
         server = None if not address else parse_server_address(address)
         sdk = client.with_options(max_retries=0) if client else _create_sdk_client(server, api_key)
         self._server = server or parse_server_address(str(sdk.base_url).rstrip("/"))

@@ -181,7 +181,8 @@ class OpenAIChatClient:
 
 def create_openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
     """A client of OpenAI, or of a server that speaks its language; raises ConfigError without a key."""
-    server = parse_server_address(base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL)
+    base_url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL  # the SDK would take an empty variable
+    server = parse_server_address(base_url)
     key = api_key or os.environ.get("OPENAI_API_KEY") or (server.authorization and "none")
     if not key:
         raise ConfigError("openai needs a key; set OPENAI_API_KEY or give api_key")
