@@ -154,7 +154,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "moment", ["idle", "idle, and the child's interpreter ends", "others answer", "in a loop", "in a thread of a loop"]
+    "moment",
+    [
+        "idle",
+        "idle, and the child's interpreter ends",
+        "others answer",
+        pytest.param("in a loop", marks=pytest.mark.slow),
+        pytest.param("in a thread of a loop", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forked_child_answers(kind: str, moment: str) -> None:
