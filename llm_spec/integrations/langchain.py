@@ -445,20 +445,22 @@ class SpeculativeChatModel(BaseChatModel):
             raise InvalidRequestError(f"schema is None; method {method!r} needs one")
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         traced = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        schema, is_strict = _read_schema(schema, strict)
         parser: BaseOutputParser[Any]
         if method == "function_calling":
             assert schema is not None  # noqa: S101 - checked above
-            name = convert_to_openai_tool(schema)["function"]["name"]
+            function = convert_to_openai_tool(schema, strict=is_strict)
+            name = function["function"]["name"]
             others = kwargs.pop("tools", None) or ()
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
-            answer_chain = self.bind_tools([schema, *others], **kwargs)
+            answer_chain = self.bind_tools([function, *others], **kwargs)
             parser = (
                 PydanticToolsParser(tools=[cast("type[BaseModel]", schema)], first_tool_only=True)
                 if is_class
                 else JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
             )
         elif method in ("json_schema", "json_mode"):
-            response_format = _build_response_format(schema if method == "json_schema" else None, strict)
+            response_format = _build_response_format(schema if method == "json_schema" else None, is_strict)
             options = {"response_format": response_format, "ls_structured_output_format": traced, **kwargs}
             tools = options.pop("tools", None)
             answer_chain = self.bind_tools(tools, strict=strict, **options) if tools else self.bind(**options)
@@ -549,13 +551,35 @@ def _convert_tool_choice_from_langchain(
     raise InvalidRequestError(f"tool_choice is {choice!r}; the tools are {', '.join(names)}")
 
 
+def _read_schema(schema: Schema | None, strict: bool | None) -> tuple[Schema | None, bool | None]:
+    """A schema, OpenAI's forms of a response format as the function with these arguments; and whether it is strict.
+
+    What such a form or a function says itself of strictness comes before what is said beside it.
+    """
+    if not isinstance(schema, dict):
+        return schema, strict
+    named = schema.get("json_schema") if schema.get("type") == "json_schema" else schema.get("function", schema)
+    if "title" in schema and "properties" not in schema:  # LangChain would send its title alone
+        named = {"name": schema["title"], "schema": schema}
+    if not isinstance(named, dict) or "name" not in named:
+        return schema, strict
+    function = {name: value for name, value in named.items() if name not in ("schema", "strict")}
+    if "schema" in named:
+        function["parameters"] = named["schema"]
+    if not isinstance(function.get("parameters", function.get("input_schema")), dict):
+        raise InvalidRequestError(f"schema {named['name']!r} has no JSON schema; give it as 'schema' or 'parameters'")
+    said = named.get("strict")
+    return function, strict if said is None else said
+
+
 def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
+    """Of a schema that `_read_schema` gave."""
     if schema is None:
         return {"type": "json_object"}
-    named = {
-        "name": convert_to_openai_tool(schema)["function"]["name"],
-        "schema": convert_to_json_schema(schema, strict=strict),
-    }
+    function = convert_to_openai_tool(schema, strict=strict)["function"]
+    named = {name: function[name] for name in ("name", "description") if function.get(name)}
+    is_as_sent = isinstance(schema, dict) and "parameters" in schema
+    named["schema"] = function["parameters"] if is_as_sent else convert_to_json_schema(schema, strict=strict)
     return {"type": "json_schema", "json_schema": named if strict is None else named | {"strict": strict}}
 
 

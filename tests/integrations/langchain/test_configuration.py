@@ -220,6 +220,91 @@ def test_a_strict_schema_is_strict(method: Any, schema: Any) -> None:
     assert [list_faults(described) for described in sent] == [[]] * len(sent)
 
 
+OPEN = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+CLOSED = OPEN | {"additionalProperties": False}
+FORMS: dict[str, dict[str, Any]] = {
+    "a response format": {"type": "json_schema", "json_schema": {"name": "place", "description": "d", "schema": OPEN}},
+    "what it names": {"name": "place", "description": "d", "schema": OPEN},
+    "a function": {"name": "place", "description": "d", "parameters": OPEN},
+    "a tool": {"type": "function", "function": {"name": "place", "description": "d", "parameters": OPEN}},
+}
+
+
+def build_form(kind: str, strict: bool | None) -> dict[str, Any]:
+    form = FORMS[kind]
+    if strict is None:
+        return form
+    inner = next((name for name in ("json_schema", "function") if name in form), None)
+    return form | ({"strict": strict} if inner is None else {inner: form[inner] | {"strict": strict}})
+
+
+@pytest.mark.parametrize(
+    ("own", "beside", "strict"),
+    [
+        (None, None, None),
+        (None, True, True),
+        (None, False, False),
+        (True, None, True),
+        (True, True, True),
+        (True, False, True),
+        (False, None, False),
+        (False, True, False),
+    ],
+)
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_schemas_in_openais_forms(method: Any, kind: str, own: Any, beside: Any, strict: Any) -> None:
+    """Their name, description, schema and strictness are sent, and their own word on strictness comes first."""
+    provider = ScriptedProvider('{"name": "Rome"}')
+    chain = SpeculativeChatModel(target=provider).with_structured_output(
+        build_form(kind, own), method=method, strict=beside, include_raw=True
+    )
+    found: Any = chain.invoke("Hi")
+    (request,) = provider.requests
+    if method == "json_schema":
+        assert found["parsed"] == {"name": "Rome"}
+        sent: Any = dict((request.response_format or {})["json_schema"])
+        sent["parameters"] = sent.pop("schema")
+    else:
+        (described,) = request.tools
+        sent = described["function"]
+    wanted = {"name": "place", "description": "d", "parameters": CLOSED if strict else OPEN}
+    assert sent == (wanted if strict is None else wanted | {"strict": strict})
+
+
+@pytest.mark.parametrize("form", [{"name": "place"}, {"type": "json_schema", "json_schema": {"name": "place"}}])
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_form_without_a_schema_is_refused(strict: Any, method: Any, form: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'place' has no JSON schema"):
+        SpeculativeChatModel(target="rules:any").with_structured_output(form, method=method, strict=strict)
+
+
+def test_a_schema_without_properties_is_sent_whole() -> None:
+    schema = {"title": "place", "anyOf": [OPEN, {"type": "null"}]}
+    provider = ScriptedProvider("null")
+    SpeculativeChatModel(target=provider).with_structured_output(schema, method="json_schema").invoke("Hi")
+    assert provider.requests[0].response_format == {
+        "type": "json_schema",
+        "json_schema": {"name": "place", "schema": schema},
+    }
+
+
+def test_a_forms_strictness_is_its_own_alone() -> None:
+    provider = ScriptedProvider("{}")
+    form = build_form("a function", strict=True)
+    chain = SpeculativeChatModel(target=provider).with_structured_output(form, tools=[find_weather], include_raw=True)
+    chain.invoke("Hi")
+    assert [described["function"].get("strict") for described in provider.requests[0].tools] == [True, None]
+
+
+def test_a_class_as_response_format_has_its_description() -> None:
+    provider = ScriptedProvider("{}")
+    SpeculativeChatModel(target=provider).invoke("Hi", response_format=Place)
+    sent: Any = provider.requests[0].response_format
+    assert (sent["json_schema"]["name"], sent["json_schema"]["description"]) == ("Place", "A place.")
+
+
 @pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
 def test_structured_output_beside_tools(method: Any) -> None:
     provider = ScriptedProvider("{}")
