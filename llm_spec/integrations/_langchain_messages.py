@@ -7,7 +7,7 @@ import json
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 from urllib.parse import unquote_to_bytes
 
 from langchain_core.messages import (
@@ -94,12 +94,11 @@ def _convert_message(message: BaseMessage, where: str) -> Iterator[ChatMessage]:
         calls, broken = _split_tool_calls(message)
         message = message.model_copy(update={"tool_calls": calls, "invalid_tool_calls": broken})
     marks = [_find_cache_marks(block) for block in _list_content_blocks(message)]
-    text_format = "block" if any(marks) else "string"
+    # as one string LangChain would put newlines between blocks of text
+    text_format: Literal["string", "block"] = "string" if isinstance(message.content, str) else "block"
     for fields in cast("list[_Block]", convert_to_openai_messages([message], text_format=text_format)):
-        if fields["role"] == "tool" and not isinstance(message.content, str) and fields["content"] == []:
-            fields["content"] = ""
         if isinstance(fields["content"], list):
-            fields["content"] = _convert_parts(fields["content"], marks, is_answer=fields["role"] == "assistant")
+            fields["content"] = _convert_parts(fields["content"], marks)
         if isinstance(message, AIMessage) and fields["role"] == "assistant":
             yield _convert_answer(message, fields, where)
         else:
@@ -122,12 +121,12 @@ def _find_cache_marks(block: str | _Block) -> _Block:
     return {name: place[name] for place in reversed(places) for name in _CACHE_MARKS if name in place}
 
 
-def _convert_parts(parts: list[_Block], marks: Sequence[_Block], *, is_answer: bool) -> str | list[_Block]:
-    """Parts in OpenAI's form, with their marks; those of an answer that are text alone are one text."""
+def _convert_parts(parts: list[_Block], marks: Sequence[_Block]) -> str | list[_Block]:
+    """Parts in OpenAI's form, with their marks; those that are text alone are one text, with nothing between them."""
     parts = [part for part in parts if part.get("type") not in _NON_CONTENT_TYPES]
     if any(marks) and len(parts) == len(marks):
         return [part | mark for part, mark in zip(parts, marks, strict=True)]
-    is_text = is_answer and all(part.get("type") == "text" for part in parts)
+    is_text = all(part.get("type") == "text" for part in parts)
     return "".join(part["text"] for part in parts) if is_text else parts
 
 

@@ -373,6 +373,38 @@ def test_marks_of_a_prompt_cache_are_kept(message: BaseMessage) -> None:
     assert content[-1] == {"type": "text", "text": "a"} | MARK
 
 
+TEXT_BLOCKS: dict[str, list[Any]] = {
+    "texts": ["x", "y"],
+    "blocks": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
+    "both": ["x", {"type": "text", "text": "y"}],
+    "a block": [{"type": "text", "text": "xy"}],
+    "a mark": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"} | MARK],
+    "newlines of its own": ["x\n", "\ny"],
+    "nothing": [],
+    "an image": ["x", IMAGE, "y"],
+}
+
+
+@pytest.mark.parametrize("kind", TEXT_BLOCKS)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "result"])
+def test_nothing_is_put_between_blocks_of_text(role: str, kind: str) -> None:
+    """A text is what LangChain's own `text` is of it, with marks of a cache and without."""
+    blocks = TEXT_BLOCKS[kind]
+    messages: dict[str, BaseMessage] = {
+        "system": SystemMessage(blocks),
+        "user": HumanMessage(blocks),
+        "assistant": AIMessage(blocks),
+        "tool": ToolMessage(blocks, tool_call_id="c"),
+        "result": HumanMessage([{"type": "tool_result", "tool_use_id": "c", "content": blocks}]),
+    }
+    provider = ScriptedProvider("So.")
+    SpeculativeChatModel(target=provider).invoke([messages[role]])
+    (sent,) = provider.requests[0].messages
+    assert sent.text == HumanMessage(blocks).text
+    is_in_parts = kind == "an image" or (kind == "a mark" and role != "result")
+    assert isinstance(sent.content, tuple) == is_in_parts
+
+
 def test_a_file_that_is_not_its_type_is_told() -> None:
     block: Any = {"type": "file", "base64": base64.b64encode(b"\xff\xfe").decode(), "mime_type": "text/plain"}
     with pytest.raises(InvalidRequestError, match="text/plain is not UTF-8"):
