@@ -133,6 +133,13 @@ class _OpenedTargets:
         return self._limited[key]
 
 
+def _check_timeout(timeout: Any) -> None:
+    """Raise InvalidRequestError where a call's timeout is in a form of other clients, or is none."""
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise InvalidRequestError(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
+
+
 def _override_timeouts(config: SpeculativeConfig, timeout: float | None, max_retries: int | None) -> SpeculativeConfig:
     if timeout is not None:
         config = replace(config, timeouts=Timeouts(first_chunk_s=timeout, between_chunks_s=timeout))
@@ -182,7 +189,7 @@ class SpeculativeChatModel(BaseChatModel):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: list[str] | None = None
+    stop: list[str] | str | None = None
     logprobs: bool | None = None
     """Whether messages have log-probabilities, as ChatOpenAI's: `response_metadata["logprobs"]["content"]`."""
     top_logprobs: int | None = None
@@ -256,7 +263,8 @@ class SpeculativeChatModel(BaseChatModel):
         return f"{self._llm_type} {self.model_name} {compute_digest(super()._get_llm_string(stop=stop, **kwargs))}"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        own_stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        params = super()._get_ls_params(stop=stop or own_stop, **kwargs)
         provider, model = split_provider_name(self._target_provider.name)
         params["ls_provider"] = provider or self._llm_type
         params["ls_model_name"] = str(kwargs.get("model", model))
@@ -400,6 +408,7 @@ class SpeculativeChatModel(BaseChatModel):
 
     def _find_source(self, call_timeout: float | None) -> ProviderSource:
         """What to ask, under this model's own timeout and retries and the call's timeout."""
+        _check_timeout(call_timeout)
         timeout = self.timeout if call_timeout is None else call_timeout
         source = self._bridge.source
         if timeout is None and self.max_retries is None:
@@ -453,6 +462,7 @@ class SpeculativeChatModel(BaseChatModel):
             name = function["function"]["name"]
             others = kwargs.pop("tools", None) or ()
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
+            kwargs.setdefault("parallel_tool_calls", False)  # the first call alone is read
             answer_chain = self.bind_tools([function, *others], **kwargs)
             parser = (
                 PydanticToolsParser(tools=[cast("type[BaseModel]", schema)], first_tool_only=True)

@@ -134,6 +134,7 @@ def test_a_cached_answer_is_its_models_own() -> None:
         ({"reasoning_effort": "low"}, "extra", {"p": 1, "reasoning_effort": "low"}),
         ({"stream_usage": True}, "extra", {"p": 1}),
         ({"stop": ["y"]}, "stop", ("y",)),
+        ({"stop": "yz"}, "stop", ("yz",)),
         ({"logit_bias": {"5": -100}}, "sampling.logit_bias", {5: -100}),
         ({"prediction": {"type": "content", "content": "So"}}, "prediction", "So"),
         ({"response_format": {"type": "json_object"}}, "response_format", {"type": "json_object"}),
@@ -160,6 +161,27 @@ def test_options_that_are_a_habit(options: dict[str, Any], name: str, value: Any
 def test_options_that_are_not_taken_are_named(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name):
         SpeculativeChatModel(target=ScriptedProvider("So.")).invoke("Hi", **{name: 1})
+
+
+@pytest.mark.parametrize("stop", ["yz", ["yz"]])
+def test_a_model_has_one_stop_string_or_several(stop: Any) -> None:
+    provider = ScriptedProvider("So.")
+    model = SpeculativeChatModel(target=provider, stop=stop)
+    model.invoke("Hi")
+    assert provider.requests[0].stop == ("yz",)
+    assert model._get_ls_params()["ls_stop"] == ["yz"]
+
+
+@pytest.mark.parametrize("way", ["call", "bind", "model"])
+@pytest.mark.parametrize("timeout", [(1, 5), "soon", 0, -1.0, [5], {"read": 5}, float("nan")])
+def test_a_timeout_that_is_none_is_named(timeout: Any, way: str) -> None:
+    with pytest.raises(ValueError, match="timeout"):  # noqa: PT012 - a model, too, refuses its own
+        fields = {"timeout": timeout} if way == "model" else {}
+        model = SpeculativeChatModel(target=ScriptedProvider("So."), **fields)
+        if way == "call":
+            model.invoke("Hi", timeout=timeout)
+        else:
+            model.bind(timeout=timeout).invoke("Hi")
 
 
 def test_two_limits_that_differ_are_refused() -> None:
@@ -272,6 +294,16 @@ def test_schemas_in_openais_forms(method: Any, kind: str, own: Any, beside: Any,
     assert sent == (wanted if strict is None else wanted | {"strict": strict})
 
 
+@pytest.mark.parametrize("given", [None, False, True])
+@pytest.mark.parametrize("schema", [Place, Place.model_json_schema(), FORMS["what it names"]])
+def test_function_calling_wants_one_call(schema: Any, given: bool | None) -> None:
+    provider = ScriptedProvider("So.")
+    options = {} if given is None else {"parallel_tool_calls": given}
+    model = SpeculativeChatModel(target=provider)
+    model.with_structured_output(schema, method="function_calling", include_raw=True, **options).invoke("Hi")
+    assert provider.requests[0].extra.get("parallel_tool_calls") is (given or False)
+
+
 @pytest.mark.parametrize("form", [{"name": "place"}, {"type": "json_schema", "json_schema": {"name": "place"}}])
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 @pytest.mark.parametrize("strict", [None, True])
@@ -322,6 +354,7 @@ MARK: Any = {"cache_control": {"type": "ephemeral"}}
 TEXT, PDF = (base64.b64encode(data).decode() for data in (b"name: \xc3\xa4", b"%PDF-1.4"))
 IMAGE = {"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}
 PDF_PART = {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{PDF}", "filename": "a.pdf"}}
+FILE_ID = {"type": "file", "file": {"file_id": "file-1"}}
 
 
 @pytest.mark.parametrize(
@@ -333,6 +366,10 @@ PDF_PART = {"type": "file", "file": {"file_data": f"data:application/pdf;base64,
         ({"type": "image", "url": "https://127.0.0.1/a.png"}, IMAGE),
         ({"type": "file", "base64": PDF, "mime_type": "application/pdf", "filename": "a.pdf"}, PDF_PART),
         (PDF_PART, PDF_PART),
+        ({"type": "file", "file_id": "file-1"}, FILE_ID),
+        ({"type": "file", "file_id": "file-1"} | MARK, FILE_ID | MARK),
+        ({"type": "file", "source_type": "id", "id": "file-1"}, FILE_ID),
+        (FILE_ID, FILE_ID),
         ({"type": "file", "base64": TEXT, "mime_type": "text/plain"}, {"type": "text", "text": "name: ä"}),
         (
             {"type": "file", "base64": TEXT, "mime_type": "text/yaml", "filename": "a.yaml"} | MARK,
