@@ -454,11 +454,13 @@ class SpeculativeChatModel(BaseChatModel):
             raise InvalidRequestError(f"schema is None; method {method!r} needs one")
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         traced = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
-        schema, is_strict = _read_schema(schema, strict)
+        schema_strict = strict
+        if method != "json_mode":  # where nothing is sent of it
+            schema, schema_strict = _read_schema(schema, strict)
         parser: BaseOutputParser[Any]
         if method == "function_calling":
             assert schema is not None  # noqa: S101 - checked above
-            function = convert_to_openai_tool(schema, strict=is_strict)
+            function = convert_to_openai_tool(schema, strict=schema_strict)
             name = function["function"]["name"]
             others = kwargs.pop("tools", None) or ()
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
@@ -470,7 +472,7 @@ class SpeculativeChatModel(BaseChatModel):
                 else JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
             )
         elif method in ("json_schema", "json_mode"):
-            response_format = _build_response_format(schema if method == "json_schema" else None, is_strict)
+            response_format = _build_response_format(schema if method == "json_schema" else None, schema_strict)
             options = {"response_format": response_format, "ls_structured_output_format": traced, **kwargs}
             tools = options.pop("tools", None)
             answer_chain = self.bind_tools(tools, strict=strict, **options) if tools else self.bind(**options)
@@ -562,9 +564,9 @@ def _convert_tool_choice_from_langchain(
 
 
 def _read_schema(schema: Schema | None, strict: bool | None) -> tuple[Schema | None, bool | None]:
-    """A schema, OpenAI's forms of a response format as the function with these arguments; and whether it is strict.
+    """A schema, OpenAI's forms of a response format as the function with these arguments; and how to make it strict.
 
-    What such a form or a function says itself of strictness comes before what is said beside it.
+    One that says itself whether it is strict is left as it is.
     """
     if not isinstance(schema, dict):
         return schema, strict
@@ -573,13 +575,12 @@ def _read_schema(schema: Schema | None, strict: bool | None) -> tuple[Schema | N
         named = {"name": schema["title"], "schema": schema}
     if not isinstance(named, dict) or "name" not in named:
         return schema, strict
-    function = {name: value for name, value in named.items() if name not in ("schema", "strict")}
+    function = {name: value for name, value in named.items() if name != "schema" and value is not None}
     if "schema" in named:
         function["parameters"] = named["schema"]
     if not isinstance(function.get("parameters", function.get("input_schema")), dict):
         raise InvalidRequestError(f"schema {named['name']!r} has no JSON schema; give it as 'schema' or 'parameters'")
-    said = named.get("strict")
-    return function, strict if said is None else said
+    return function, None if "strict" in function else strict
 
 
 def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
@@ -587,10 +588,10 @@ def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[s
     if schema is None:
         return {"type": "json_object"}
     function = convert_to_openai_tool(schema, strict=strict)["function"]
-    named = {name: function[name] for name in ("name", "description") if function.get(name)}
-    is_as_sent = isinstance(schema, dict) and "parameters" in schema
-    named["schema"] = function["parameters"] if is_as_sent else convert_to_json_schema(schema, strict=strict)
-    return {"type": "json_schema", "json_schema": named if strict is None else named | {"strict": strict}}
+    named = {name: function[name] for name in ("name", "description", "strict") if function.get(name) not in (None, "")}
+    is_function = isinstance(schema, dict) and "parameters" in schema
+    named["schema"] = function["parameters"] if is_function else convert_to_json_schema(schema, strict=strict)
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _return_raw_and_parsed(
