@@ -446,6 +446,7 @@ class SpeculativeChatModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """The model, its answers parsed: a Pydantic class gives its instances, any other schema gives dicts.
 
+        A schema is a class, a JSON schema with a `title`, a function, or what OpenAI's `response_format` has of one.
         `function_calling` makes the answer a tool call, `json_schema` and `json_mode` set `response_format`; in
         `json_mode` the prompt has to say what is wanted, and `schema` may be missing. With `include_raw` the result is
         a dict of `raw`, `parsed` and `parsing_error`, and what cannot be parsed raises nothing.
