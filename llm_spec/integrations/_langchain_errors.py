@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Final
@@ -19,7 +19,8 @@ from langchain_core.exceptions import (
     ModelRefusalError,
     ModelTimeoutError,
 )
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.messages.ai import add_ai_message_chunks
 
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
@@ -110,25 +111,46 @@ def raise_as_langchain_errors() -> Iterator[None]:
 
 
 def check_refusal(messages: Iterator[BaseMessage]) -> Iterator[BaseMessage]:
-    """The same messages; raises where a model refused, so that no parser takes that for an answer."""
+    """The same messages; raises where a model refused, so that no parser takes that for an answer.
+
+    Of pieces, none comes after the first of a refusal: the error is raised at the end, and has all of it.
+    """
+    pieces: list[BaseMessage] = []
+    is_refused = False
     for message in messages:
-        _raise_if_refused(message)
-        yield message
+        pieces.append(message)
+        is_refused = is_refused or _is_refusal(message)
+        if not is_refused:
+            yield message
+    if is_refused:
+        raise _make_refusal_error(pieces)
 
 
 async def acheck_refusal(messages: AsyncIterator[BaseMessage]) -> AsyncIterator[BaseMessage]:
     """As `check_refusal`."""
+    pieces: list[BaseMessage] = []
+    is_refused = False
     async for message in messages:
-        _raise_if_refused(message)
-        yield message
+        pieces.append(message)
+        is_refused = is_refused or _is_refusal(message)
+        if not is_refused:
+            yield message
+    if is_refused:
+        raise _make_refusal_error(pieces)
 
 
-def _raise_if_refused(message: BaseMessage) -> None:
-    refusal = message.additional_kwargs.get("refusal")
-    if refusal:
-        raise _find_refusal_class()(str(refusal), raw_message=message)
-    if message.response_metadata.get("finish_reason") == "content_filter":
-        raise _find_refusal_class()("the answer was stopped by a content filter", raw_message=message)
+def _is_refusal(message: BaseMessage) -> bool:
+    """Whether a message, or a piece of one, says that the model refused or that a filter stopped it."""
+    is_filtered = message.response_metadata.get("finish_reason") == "content_filter"
+    return is_filtered or bool(message.additional_kwargs.get("refusal"))
+
+
+def _make_refusal_error(pieces: Sequence[BaseMessage]) -> ModelRefusalError:
+    """The error of a whole message, or of one in pieces."""
+    chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
+    message = message_chunk_to_message(add_ai_message_chunks(*chunks)) if chunks else pieces[0]
+    refusal = message.additional_kwargs.get("refusal") or "the answer was stopped by a content filter"
+    return _find_refusal_class()(str(refusal), raw_message=message)
 
 
 def _find_refusal_class() -> type[ModelRefusalError]:

@@ -133,6 +133,13 @@ class _OpenedTargets:
         return self._limited[key]
 
 
+def _check_timeout(timeout: Any) -> None:
+    """Raise InvalidRequestError where a call's timeout is in a form of other clients, or is none."""
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise InvalidRequestError(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
+
+
 def _override_timeouts(config: SpeculativeConfig, timeout: float | None, max_retries: int | None) -> SpeculativeConfig:
     if timeout is not None:
         config = replace(config, timeouts=Timeouts(first_chunk_s=timeout, between_chunks_s=timeout))
@@ -182,7 +189,7 @@ class SpeculativeChatModel(BaseChatModel):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: list[str] | None = None
+    stop: list[str] | str | None = None
     logprobs: bool | None = None
     """Whether messages have log-probabilities, as ChatOpenAI's: `response_metadata["logprobs"]["content"]`."""
     top_logprobs: int | None = None
@@ -256,7 +263,8 @@ class SpeculativeChatModel(BaseChatModel):
         return f"{self._llm_type} {self.model_name} {compute_digest(super()._get_llm_string(stop=stop, **kwargs))}"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        own_stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        params = super()._get_ls_params(stop=stop or own_stop, **kwargs)
         provider, model = split_provider_name(self._target_provider.name)
         params["ls_provider"] = provider or self._llm_type
         params["ls_model_name"] = str(kwargs.get("model", model))
@@ -400,6 +408,7 @@ class SpeculativeChatModel(BaseChatModel):
 
     def _find_source(self, call_timeout: float | None) -> ProviderSource:
         """What to ask, under this model's own timeout and retries and the call's timeout."""
+        _check_timeout(call_timeout)
         timeout = self.timeout if call_timeout is None else call_timeout
         source = self._bridge.source
         if timeout is None and self.max_retries is None:
@@ -437,6 +446,7 @@ class SpeculativeChatModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """The model, its answers parsed: a Pydantic class gives its instances, any other schema gives dicts.
 
+        A schema is a class, a JSON schema with a `title`, a function, or what OpenAI's `response_format` has of one.
         `function_calling` makes the answer a tool call, `json_schema` and `json_mode` set `response_format`; in
         `json_mode` the prompt has to say what is wanted, and `schema` may be missing. With `include_raw` the result is
         a dict of `raw`, `parsed` and `parsing_error`, and what cannot be parsed raises nothing.
@@ -445,20 +455,25 @@ class SpeculativeChatModel(BaseChatModel):
             raise InvalidRequestError(f"schema is None; method {method!r} needs one")
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         traced = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        schema_strict = strict
+        if method != "json_mode":  # where nothing is sent of it
+            schema, schema_strict = _read_schema(schema, strict)
         parser: BaseOutputParser[Any]
         if method == "function_calling":
             assert schema is not None  # noqa: S101 - checked above
-            name = convert_to_openai_tool(schema)["function"]["name"]
+            function = convert_to_openai_tool(schema, strict=schema_strict)
+            name = function["function"]["name"]
             others = kwargs.pop("tools", None) or ()
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
-            answer_chain = self.bind_tools([schema, *others], **kwargs)
+            kwargs.setdefault("parallel_tool_calls", False)  # the first call alone is read
+            answer_chain = self.bind_tools([function, *others], **kwargs)
             parser = (
                 PydanticToolsParser(tools=[cast("type[BaseModel]", schema)], first_tool_only=True)
                 if is_class
                 else JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
             )
         elif method in ("json_schema", "json_mode"):
-            response_format = _build_response_format(schema if method == "json_schema" else None, strict)
+            response_format = _build_response_format(schema if method == "json_schema" else None, schema_strict)
             options = {"response_format": response_format, "ls_structured_output_format": traced, **kwargs}
             tools = options.pop("tools", None)
             answer_chain = self.bind_tools(tools, strict=strict, **options) if tools else self.bind(**options)
@@ -549,14 +564,35 @@ def _convert_tool_choice_from_langchain(
     raise InvalidRequestError(f"tool_choice is {choice!r}; the tools are {', '.join(names)}")
 
 
+def _read_schema(schema: Schema | None, strict: bool | None) -> tuple[Schema | None, bool | None]:
+    """A schema, OpenAI's forms of a response format as the function with these arguments; and how to make it strict.
+
+    One that says itself whether it is strict is left as it is.
+    """
+    if not isinstance(schema, dict):
+        return schema, strict
+    named = schema.get("json_schema") if schema.get("type") == "json_schema" else schema.get("function", schema)
+    if "title" in schema and "properties" not in schema:  # LangChain would send its title alone
+        named = {"name": schema["title"], "schema": schema}
+    if not isinstance(named, dict) or "name" not in named:
+        return schema, strict
+    function = {name: value for name, value in named.items() if name != "schema" and value is not None}
+    if "schema" in named:
+        function["parameters"] = named["schema"]
+    if not isinstance(function.get("parameters", function.get("input_schema")), dict):
+        raise InvalidRequestError(f"schema {named['name']!r} has no JSON schema; give it as 'schema' or 'parameters'")
+    return function, None if "strict" in function else strict
+
+
 def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
+    """Of a schema that `_read_schema` gave."""
     if schema is None:
         return {"type": "json_object"}
-    named = {
-        "name": convert_to_openai_tool(schema)["function"]["name"],
-        "schema": convert_to_json_schema(schema, strict=strict),
-    }
-    return {"type": "json_schema", "json_schema": named if strict is None else named | {"strict": strict}}
+    function = convert_to_openai_tool(schema, strict=strict)["function"]
+    named = {name: function[name] for name in ("name", "description", "strict") if function.get(name) not in (None, "")}
+    is_function = isinstance(schema, dict) and "parameters" in schema
+    named["schema"] = function["parameters"] if is_function else convert_to_json_schema(schema, strict=strict)
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _return_raw_and_parsed(

@@ -134,6 +134,7 @@ def test_a_cached_answer_is_its_models_own() -> None:
         ({"reasoning_effort": "low"}, "extra", {"p": 1, "reasoning_effort": "low"}),
         ({"stream_usage": True}, "extra", {"p": 1}),
         ({"stop": ["y"]}, "stop", ("y",)),
+        ({"stop": "yz"}, "stop", ("yz",)),
         ({"logit_bias": {"5": -100}}, "sampling.logit_bias", {5: -100}),
         ({"prediction": {"type": "content", "content": "So"}}, "prediction", "So"),
         ({"response_format": {"type": "json_object"}}, "response_format", {"type": "json_object"}),
@@ -160,6 +161,27 @@ def test_options_that_are_a_habit(options: dict[str, Any], name: str, value: Any
 def test_options_that_are_not_taken_are_named(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name):
         SpeculativeChatModel(target=ScriptedProvider("So.")).invoke("Hi", **{name: 1})
+
+
+@pytest.mark.parametrize("stop", ["yz", ["yz"]])
+def test_a_model_has_one_stop_string_or_several(stop: Any) -> None:
+    provider = ScriptedProvider("So.")
+    model = SpeculativeChatModel(target=provider, stop=stop)
+    model.invoke("Hi")
+    assert provider.requests[0].stop == ("yz",)
+    assert model._get_ls_params()["ls_stop"] == ["yz"]
+
+
+@pytest.mark.parametrize("way", ["call", "bind", "model"])
+@pytest.mark.parametrize("timeout", [(1, 5), "soon", 0, -1.0, [5], {"read": 5}, float("nan")])
+def test_a_timeout_that_is_none_is_named(timeout: Any, way: str) -> None:
+    with pytest.raises(ValueError, match="timeout"):  # noqa: PT012 - a model, too, refuses its own
+        fields = {"timeout": timeout} if way == "model" else {}
+        model = SpeculativeChatModel(target=ScriptedProvider("So."), **fields)
+        if way == "call":
+            model.invoke("Hi", timeout=timeout)
+        else:
+            model.bind(timeout=timeout).invoke("Hi")
 
 
 def test_two_limits_that_differ_are_refused() -> None:
@@ -220,6 +242,102 @@ def test_a_strict_schema_is_strict(method: Any, schema: Any) -> None:
     assert [list_faults(described) for described in sent] == [[]] * len(sent)
 
 
+OPEN = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+CLOSED = OPEN | {"additionalProperties": False}
+FORMS: dict[str, dict[str, Any]] = {
+    "a response format": {"type": "json_schema", "json_schema": {"name": "place", "description": "d", "schema": OPEN}},
+    "what it names": {"name": "place", "description": "d", "schema": OPEN},
+    "a function": {"name": "place", "description": "d", "parameters": OPEN},
+    "a tool": {"type": "function", "function": {"name": "place", "description": "d", "parameters": OPEN}},
+}
+
+
+def build_form(kind: str, strict: bool | None) -> dict[str, Any]:
+    form = FORMS[kind]
+    if strict is None:
+        return form
+    inner = next((name for name in ("json_schema", "function") if name in form), None)
+    return form | ({"strict": strict} if inner is None else {inner: form[inner] | {"strict": strict}})
+
+
+@pytest.mark.parametrize(
+    ("own", "beside", "strict"),
+    [
+        (None, None, None),
+        (None, True, True),
+        (None, False, False),
+        (True, None, True),
+        (True, True, True),
+        (True, False, True),
+        (False, None, False),
+        (False, True, False),
+    ],
+)
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_schemas_in_openais_forms(method: Any, kind: str, own: Any, beside: Any, strict: Any) -> None:
+    """Name, description, schema and strictness are sent; one that tells its own strictness is left as it is."""
+    provider = ScriptedProvider('{"name": "Rome"}')
+    chain = SpeculativeChatModel(target=provider).with_structured_output(
+        build_form(kind, own), method=method, strict=beside, include_raw=True
+    )
+    found: Any = chain.invoke("Hi")
+    (request,) = provider.requests
+    if method == "json_schema":
+        assert found["parsed"] == {"name": "Rome"}
+        sent: Any = dict((request.response_format or {})["json_schema"])
+        sent["parameters"] = sent.pop("schema")
+    else:
+        (described,) = request.tools
+        sent = described["function"]
+    wanted = {"name": "place", "description": "d", "parameters": CLOSED if beside and own is None else OPEN}
+    assert sent == (wanted if strict is None else wanted | {"strict": strict})
+
+
+@pytest.mark.parametrize("given", [None, False, True])
+@pytest.mark.parametrize("schema", [Place, Place.model_json_schema(), FORMS["what it names"]])
+def test_function_calling_wants_one_call(schema: Any, given: bool | None) -> None:
+    provider = ScriptedProvider("So.")
+    options = {} if given is None else {"parallel_tool_calls": given}
+    model = SpeculativeChatModel(target=provider)
+    model.with_structured_output(schema, method="function_calling", include_raw=True, **options).invoke("Hi")
+    assert provider.requests[0].extra.get("parallel_tool_calls") is (given or False)
+
+
+@pytest.mark.parametrize("form", [{"name": "place"}, {"type": "json_schema", "json_schema": {"name": "place"}}])
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_form_without_a_schema_is_refused(strict: Any, method: Any, form: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'place' has no JSON schema"):
+        SpeculativeChatModel(target="rules:any").with_structured_output(form, method=method, strict=strict)
+    SpeculativeChatModel(target="rules:any").with_structured_output(form, method="json_mode", strict=strict)
+
+
+def test_a_schema_without_properties_is_sent_whole() -> None:
+    schema = {"title": "place", "anyOf": [OPEN, {"type": "null"}]}
+    provider = ScriptedProvider("null")
+    SpeculativeChatModel(target=provider).with_structured_output(schema, method="json_schema").invoke("Hi")
+    assert provider.requests[0].response_format == {
+        "type": "json_schema",
+        "json_schema": {"name": "place", "schema": schema},
+    }
+
+
+def test_a_forms_strictness_is_its_own_alone() -> None:
+    provider = ScriptedProvider("{}")
+    form = build_form("a function", strict=True)
+    chain = SpeculativeChatModel(target=provider).with_structured_output(form, tools=[find_weather], include_raw=True)
+    chain.invoke("Hi")
+    assert [described["function"].get("strict") for described in provider.requests[0].tools] == [True, None]
+
+
+def test_a_class_as_response_format_has_its_description() -> None:
+    provider = ScriptedProvider("{}")
+    SpeculativeChatModel(target=provider).invoke("Hi", response_format=Place)
+    sent: Any = provider.requests[0].response_format
+    assert (sent["json_schema"]["name"], sent["json_schema"]["description"]) == ("Place", "A place.")
+
+
 @pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
 def test_structured_output_beside_tools(method: Any) -> None:
     provider = ScriptedProvider("{}")
@@ -237,6 +355,7 @@ MARK: Any = {"cache_control": {"type": "ephemeral"}}
 TEXT, PDF = (base64.b64encode(data).decode() for data in (b"name: \xc3\xa4", b"%PDF-1.4"))
 IMAGE = {"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}
 PDF_PART = {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{PDF}", "filename": "a.pdf"}}
+FILE_ID = {"type": "file", "file": {"file_id": "file-1"}}
 
 
 @pytest.mark.parametrize(
@@ -248,6 +367,10 @@ PDF_PART = {"type": "file", "file": {"file_data": f"data:application/pdf;base64,
         ({"type": "image", "url": "https://127.0.0.1/a.png"}, IMAGE),
         ({"type": "file", "base64": PDF, "mime_type": "application/pdf", "filename": "a.pdf"}, PDF_PART),
         (PDF_PART, PDF_PART),
+        ({"type": "file", "file_id": "file-1"}, FILE_ID),
+        ({"type": "file", "file_id": "file-1"} | MARK, FILE_ID | MARK),
+        ({"type": "file", "source_type": "id", "id": "file-1"}, FILE_ID),
+        (FILE_ID, FILE_ID),
         ({"type": "file", "base64": TEXT, "mime_type": "text/plain"}, {"type": "text", "text": "name: ä"}),
         (
             {"type": "file", "base64": TEXT, "mime_type": "text/yaml", "filename": "a.yaml"} | MARK,
@@ -286,6 +409,38 @@ def test_marks_of_a_prompt_cache_are_kept(message: BaseMessage) -> None:
     SpeculativeChatModel(target=provider).invoke([message])
     content: Any = provider.requests[0].messages[0].content
     assert content[-1] == {"type": "text", "text": "a"} | MARK
+
+
+TEXT_BLOCKS: dict[str, list[Any]] = {
+    "texts": ["x", "y"],
+    "blocks": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
+    "both": ["x", {"type": "text", "text": "y"}],
+    "a block": [{"type": "text", "text": "xy"}],
+    "a mark": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"} | MARK],
+    "newlines of its own": ["x\n", "\ny"],
+    "nothing": [],
+    "an image": ["x", IMAGE, "y"],
+}
+
+
+@pytest.mark.parametrize("kind", TEXT_BLOCKS)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "result"])
+def test_nothing_is_put_between_blocks_of_text(role: str, kind: str) -> None:
+    """A text is what LangChain's own `text` is of it, with marks of a cache and without."""
+    blocks = TEXT_BLOCKS[kind]
+    messages: dict[str, BaseMessage] = {
+        "system": SystemMessage(blocks),
+        "user": HumanMessage(blocks),
+        "assistant": AIMessage(blocks),
+        "tool": ToolMessage(blocks, tool_call_id="c"),
+        "result": HumanMessage([{"type": "tool_result", "tool_use_id": "c", "content": blocks}]),
+    }
+    provider = ScriptedProvider("So.")
+    SpeculativeChatModel(target=provider).invoke([messages[role]])
+    (sent,) = provider.requests[0].messages
+    assert sent.text == HumanMessage(blocks).text
+    is_in_parts = kind == "an image" or (kind == "a mark" and role != "result")
+    assert isinstance(sent.content, tuple) == is_in_parts
 
 
 def test_a_file_that_is_not_its_type_is_told() -> None:

@@ -435,13 +435,14 @@ def test_a_given_target_may_have_a_draft_and_a_config() -> None:
 
 def test_closing_ends_the_thread_and_closes_what_was_opened() -> None:
     """What is given stays the caller's; closing twice is harmless, calling afterwards is refused."""
+    before = set(threading.enumerate())
     provider = ScriptedProvider("So.")
     model = over(provider)
     model.invoke("Hi")
-    assert "llm_spec scripted:script" in {thread.name for thread in threading.enumerate()}
+    (thread,) = (found for found in set(threading.enumerate()) - before if found.name == "llm_spec scripted:script")
     model.close()
     model.close()
-    assert "llm_spec scripted:script" not in {thread.name for thread in threading.enumerate()}
+    assert not thread.is_alive()
     assert provider.num_acloses == 0
     with pytest.raises(RuntimeError, match="scripted:script is closed"):
         model.invoke("Hi")

@@ -283,17 +283,43 @@ def test_a_refusal_is_no_text(ask: Ask) -> None:
     assert (answer.text, answer.additional_kwargs["refusal"]) == ("", "I will not")
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+REFUSED = Finish("content_filter", Usage(input_tokens=100, output_tokens=7))
+
+
+async def consume(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+STRUCTURED_WAYS: dict[str, Callable[[Any], Any]] = {
+    "invoke": lambda chain: chain.invoke("Hi"),
+    "ainvoke": lambda chain: asyncio.run(chain.ainvoke("Hi")),
+    "stream": lambda chain: list(chain.stream("Hi")),
+    "astream": lambda chain: asyncio.run(consume(chain.astream("Hi"))),
+}
+
+
+@pytest.mark.parametrize("way", STRUCTURED_WAYS)
 @pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
 @pytest.mark.parametrize(
-    ("events", "told"),
-    [(refusal("I will not"), "I will not"), ([TextDelta("{"), Finish("content_filter")], "content filter")],
+    ("events", "text", "told"),
+    [
+        ([*refusal("I will not")[:-1], REFUSED], "", "I will not"),
+        ([*refusal("I ", "will", " not")[:-1], REFUSED], "", "I will not"),
+        ([*refusal("I ", "will not")[:-1], Finish("stop", REFUSED.usage)], "", "I will not"),
+        ([TextDelta("{"), *refusal("I ", "will not")[:-1], REFUSED], "{", "I will not"),
+        ([TextDelta("{"), REFUSED], "{", "the answer was stopped by a content filter"),
+    ],
 )
-def test_structured_output_says_that_it_was_refused(events: Any, told: str, method: Any, is_streamed: bool) -> None:
+def test_structured_output_says_that_it_was_refused(events: Any, text: str, told: str, method: Any, way: str) -> None:
+    """In all of the model's words, with the whole message and its usage."""
     chain = over(*events).with_structured_output(City, method=method)
-    with pytest.raises(ModelRefusalError, match=told) as caught:
-        list(chain.stream("Hi")) if is_streamed else chain.invoke("Hi")
-    assert isinstance(caught.value.raw_message, AIMessage)
+    with pytest.raises(ModelRefusalError) as caught:
+        STRUCTURED_WAYS[way](chain)
+    raw = caught.value.raw_message
+    assert isinstance(raw, AIMessage)
+    assert (str(caught.value), raw.text, type(raw)) == (told, text, AIMessage)
+    assert (raw.usage_metadata or {}).get("total_tokens") == 107
 
 
 # ------------------------------------------------------------------------------------------ usage, errors
