@@ -224,10 +224,11 @@ async def stream_token_model(
         exact=exact,
     )
     async with AsyncExitStack() as stack:
-        is_admitting = isinstance(target, RequestAdmittingModel)
-        if is_admitting:
+        is_bounded = True
+        if isinstance(target, RequestAdmittingModel):
             await stack.enter_async_context(target.admit_request())
-        yield await stack.enter_async_context(iterate_in_thread(make, is_bounded=not is_admitting))
+            is_bounded = False  # but by the model
+        yield await stack.enter_async_context(iterate_in_thread(make, is_bounded=is_bounded))
 
 
 def _open_device_rounds(

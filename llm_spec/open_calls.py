@@ -187,7 +187,7 @@ class OpenCall:
         return self._calls.make_ended_error(self.partial_text) if is_own else error
 
     def end(self) -> list[asyncio.Future[None]]:
-        """End it, on its own event loop; gives what is done once it has been left, where it is waited in or left now."""
+        """End it, on its own event loop; gives what is done once it has been left, if somebody is in it now."""
         self.resume = self._raise_ended
         reader, generator = self.reader, None if self._generator is None else self._generator()
         is_waited_in = self._generator is None or (isinstance(generator, AsyncGeneratorType) and generator.ag_running)
