@@ -29,7 +29,7 @@ _CREDENTIALS_ALONE: Final = re.compile(
 # Up to the end of the word, and to the next of strings joined by +. The options of a model's folder are no query.
 _QUERY: Final = re.compile(
     r"(?P<address>(?:https?:/|//|@[^\s/?#@]*:\d{1,5}(?=[/?])|@[\w.-]+\.[a-z]{2,}(?=[/?]))[^\s?#]*)\?\S+?"
-    r"(?=['\"),;:]*(?:\s|$)|\+[\w-]+:)",
+    r"(?=['\"),;:]{0,9}(?:\s|$)|\+[\w-]+:)",
     re.IGNORECASE,
 )
 _FORM: Final = "write it as http://host:port/v1 or https://host/v1"
