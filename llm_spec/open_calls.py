@@ -100,6 +100,7 @@ class OpenCalls:
 
     async def aclose(self) -> None:
         """End all of them, each on its own event loop, and wait for those of this one; twice is harmless."""
+        loop, ended = get_asyncio_loop(), list[asyncio.Future[None]]()
         self.is_closed = True
         for _ in range(2):  # a generator that its reader dropped is closed by a task that the event loop makes now
             await asyncio.sleep(0)
@@ -107,7 +108,6 @@ class OpenCalls:
             children, responses = list(self._children), list(self._responses.items())
         for child in children:
             await child.aclose()
-        loop, ended = asyncio.get_running_loop(), list[asyncio.Future[None]]()
         for call in list(self.under_way):
             if call.loop is loop:
                 ended += call.end()
