@@ -67,7 +67,9 @@ class ProviderSource:
     def target(self) -> LlmProvider:
         """What the answers are by: of a decoder its target."""
         provider = self.provider
-        return provider.target if isinstance(provider, SpeculativeDecoder) else provider
+        if provider is self._decoder or isinstance(provider, SpeculativeDecoder):
+            return provider.target
+        return provider
 
     @asynccontextmanager
     async def stream(
