@@ -73,8 +73,11 @@ class CountedChunkStream:
             async with aclosing(iterating) as chunks:
                 async for chunk in chunks:
                     is_over = self._count_chunk(chunk)
-                    call.reader = None
-                    yield chunk
+                    try:
+                        yield chunk
+                    except GeneratorExit:
+                        call.reader = None
+                        raise
                     call.reader = call.resume()
                     if is_over:
                         self._is_complete = True

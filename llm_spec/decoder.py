@@ -59,7 +59,7 @@ from llm_spec.session_affinity import bind_session_headers, derive_session_id, s
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy, has_undiscovered_needs
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
-from llm_spec.strategies.registry import AUTO, PLAIN, load_configured_strategies
+from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_configured_strategies
 from llm_spec.stream_timing import record_plain_answer_times
 from llm_spec.target_call import TargetCall
 from llm_spec.tokens.seed import draw_random_seed
@@ -385,10 +385,8 @@ class SpeculativeDecoder:
             recorder.is_read_from_scores = strategy.is_read_from_scores
             log_request_start(strategy, target_call)
             if rounds:
-                guarantee = recorder.text_guarantee.guarantee
-                draft_name = None if strategy is PLAIN else recorder.draft_name
                 call.reader = None
-                yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
+                yield self._describe_start(strategy, recorder)
                 call.reader = call.resume()
             try:
                 answer = self._stream_verified_answer(strategy_choice.ready, plain, target_call, is_whole=is_whole)
@@ -401,8 +399,11 @@ class SpeculativeDecoder:
                         if type(event) is TextDelta or self._log_event_and_check_is_shown(
                             event, target_call, rounds=rounds
                         ):
-                            call.reader = None
-                            yield event
+                            try:
+                                yield event
+                            except GeneratorExit:
+                                call.reader = None
+                                raise
                             call.reader = call.resume()
             except BudgetError:
                 recorder.add_event(Finish("length", None, "budget"))  # what came before stays
@@ -420,10 +421,18 @@ class SpeculativeDecoder:
                 return
             finish = self._build_decoder_finish(recorder, target_call, original_request)
             result = self._build_and_record_result(strategy_choice, recorder, target_call, finish)
-            if strategy_choice.plain_reason == "discovery":
-                await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
+            await self._finish_trials(strategy_choice, target_call)
             call.reader = None
             yield SpeculativeFinish.from_finish(finish, result)
+
+    async def _finish_trials(self, choice: StrategyChoice, target_call: TargetCall) -> None:
+        """After an answer that was plain because the target was not known yet."""
+        if choice.plain_reason == "discovery":
+            await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
+
+    def _describe_start(self, strategy: StrategyEntry, recorder: AnswerRecorder) -> AnswerStarted:
+        draft_name = None if strategy is PLAIN else recorder.draft_name
+        return AnswerStarted(strategy.name, recorder.text_guarantee.guarantee, self._target.name, draft_name)
 
     def _open_target_call_and_context(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:
         """A request's target and draft, with their calls counted by the recorder. Its deadline begins now."""

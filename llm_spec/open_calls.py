@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from functools import partial
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self, TypeVar
 
@@ -132,15 +133,29 @@ class OpenCalls:
 class OpenCall:
     """One call, as the context in which its task waits.
 
-    A generator may be read by another task each time, and closed by yet another. So it is attached. Before each `yield`
-    it sets `reader` to None, and after it to what `resume()` returns, which raises ClosedError once the call was ended.
+    A generator may be read by another task each time, and closed by yet another. So it is attached. After each `yield`
+    it sets `reader` to what `resume()` returns, which raises ClosedError once the call was ended; to None where it is
+    closed there.
     """
+
+    __slots__ = (
+        "_calls",
+        "_cancelled_reader",
+        "_first_reader",
+        "_generator",
+        "_left",
+        "_num_cancelling",
+        "loop",
+        "partial_text",
+        "reader",
+        "resume",
+    )
 
     def __init__(self, calls: OpenCalls) -> None:
         self._calls = calls
-        self.loop: Final = get_asyncio_loop()
+        self.loop = get_asyncio_loop()
         self.reader: asyncio.Task[Any] | None = None
-        self.resume: Callable[[], asyncio.Task[Any] | None] = asyncio.current_task
+        self.resume: Callable[[], asyncio.Task[Any] | None] = partial(asyncio.current_task, self.loop)
         self.partial_text = ""  # the error's, where that has none
         self._generator: weakref.ref[AsyncGenerator[Any]] | None = None
         self._first_reader: asyncio.Task[Any] | None = None
@@ -214,8 +229,11 @@ class OpenCall:
 async def _iterate_until_closed(call: OpenCall, items: AsyncIterator[T]) -> AsyncGenerator[T]:
     with call:
         async for item in items:
-            call.reader = None
-            yield item
+            try:
+                yield item
+            except GeneratorExit:
+                call.reader = None
+                raise
             call.reader = call.resume()
 
 
