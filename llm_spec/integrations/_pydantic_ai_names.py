@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 
+from llm_spec.addresses import parse_server_address
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.integrations._shared import split_provider_name
@@ -13,7 +13,6 @@ from llm_spec.registry import ProviderSpec
 __all__ = ["Target", "describe_target", "split_name"]
 
 _OWN_PROVIDER: Final = "llm-spec"  # of what has no provider of its own, such as several drafts together
-_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _PROVIDERS: Final = {"kimi": "moonshotai", "qwen": "alibaba"}  # where pydantic-ai has another word
 
 
@@ -35,7 +34,7 @@ def split_name(name: str) -> tuple[str, str]:
 def describe_target(provider: LlmProvider, given: LlmProvider | str) -> Target:
     """The target of what answers: of a decoder its own. `given` is what a user gave to be opened."""
     address = ProviderSpec.parse(given).base_url if isinstance(given, str) else None
-    url = None if address is None else _CREDENTIALS.sub("//", address).partition("?")[0]
+    url = None if address is None else parse_server_address(address).url
     if isinstance(provider, SpeculativeDecoder):
         return Target(*split_name(provider.target.name), url, provider.is_target_local)
     return Target(*split_name(provider.name), url, provider.capabilities.token_model is not None)

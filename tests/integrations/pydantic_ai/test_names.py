@@ -65,11 +65,12 @@ async def test_names_of_other_targets(target: str, names: tuple[str, str]) -> No
         assert (model.system, model.model_name) == names
 
 
+@pytest.mark.parametrize("credentials", ["user:secret@", "user:sec@ret@"])
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
-async def test_an_address_has_no_credentials(is_streamed: bool) -> None:
+async def test_an_address_has_no_credentials(is_streamed: bool, credentials: str) -> None:
     """It is there where it was given; neither a password nor what is behind a question mark is."""
     async with scripted_chat({"content": "done"}) as chat:
-        spec = "generic:m@" + chat.url.replace("//", "//user:secret@")
+        spec = "generic:m@" + chat.url.replace("//", f"//{credentials}")
         async with SpeculativeModel(spec) as model:
             agent = Agent(model)
             if is_streamed:
