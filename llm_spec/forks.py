@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakSet
 
-__all__ = ["ForkedObject", "leave_to_parent", "reset_in_forked_child"]
+__all__ = ["ForkedObject", "call_in_forked_child", "leave_to_parent", "reset_in_forked_child"]
 
 
 class ForkedObject(Protocol):
@@ -29,6 +30,13 @@ class ForkedObject(Protocol):
 _objects: Final[WeakSet[ForkedObject]] = WeakSet()
 
 
+def call_in_forked_child(reset: Callable[[], None]) -> Callable[[], None]:
+    """Have a module's function called in each child that is forked from now on; gives it back, so it decorates."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
+    return reset
+
+
 def reset_in_forked_child(shared: ForkedObject) -> None:
     """Have its `reset_after_fork` called in each child that is forked from now on, as long as it lives."""
     _objects.add(shared)
@@ -39,10 +47,7 @@ def leave_to_parent(opened: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))  # whatever holds it in Python is cleared at the end
 
 
+@call_in_forked_child
 def _reset_all_objects() -> None:
     for each in list(_objects):
         each.reset_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all_objects)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from llm_spec.contract.local import (
     VocabularyTokenizer,
 )
 from llm_spec.errors import InvalidRequestError, MissingExtraError
+from llm_spec.forks import call_in_forked_child
 from llm_spec.message_format.grammar import write_tool_grammar
 from llm_spec.tools import ToolUse
 from llm_spec.worker import call_on_deep_stack
@@ -301,13 +301,10 @@ _tokenizers: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}
 _tokenizers_lock = threading.Lock()
 
 
+@call_in_forked_child
 def _reset_after_fork() -> None:
     global _tokenizers_lock  # noqa: PLW0603 - a lock that may be held cannot be released
     _tokenizers_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | VocabularyTokenizer) -> LLTokenizer:

@@ -9,13 +9,13 @@ as many as there are cores for, and what else a model computes while it is loade
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from llm_spec.cores import count_usable_cores
+from llm_spec.forks import call_in_forked_child
 
 __all__ = ["run_pass"]
 
@@ -82,15 +82,12 @@ _queues: dict[int, _PassQueue] = {}  # by the number of threads of their passes
 _opening = threading.Lock()
 
 
+@call_in_forked_child
 def _reset_after_fork() -> None:
     """The child has no threads that run what is in the queues, nor that release the lock."""
     global _opening  # noqa: PLW0603 - a lock that may be held cannot be released
     _opening = threading.Lock()
     _queues.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _open_queue(num_threads: int) -> _PassQueue:

@@ -16,7 +16,6 @@ import asyncio
 import atexit
 import contextvars
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from llm_spec._iterators import as_closable_generator
 from llm_spec.cores import count_usable_cores
+from llm_spec.forks import call_in_forked_child
 from llm_spec.thread_pool import DaemonThreadPool
 
 __all__ = ["Outbox", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
@@ -168,15 +168,12 @@ def _end_with_program() -> None:
 atexit.register(_end_with_program)  # it is called when all threads have ended that are not daemons
 
 
+@call_in_forked_child
 def _reset_after_fork() -> None:
     """No thread of the parent's is in the child, and none holds its locks."""
     global _deep_call  # noqa: PLW0603 - a lock that may be held cannot be released
     _deep_call = threading.Lock()
     _under_way.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Outbox(Generic[T]):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
 
-from llm_spec.forks import leave_to_parent
+from llm_spec.forks import leave_to_parent, reset_in_forked_child
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -81,6 +81,7 @@ class EventLoopBridge:
         self._finalizer: weakref.finalize[[], EventLoopBridge] | None = None
         self._is_closed = False
         _bridges.add(self)
+        reset_in_forked_child(self)
 
     # -------------------------------------------------------------------------------------------- calls
 
@@ -156,7 +157,7 @@ class EventLoopBridge:
         if thread is not None:
             thread.join(_EXIT_TIMEOUT_S)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Leave all that belongs to the parent's threads behind: in a process that was forked."""
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -382,11 +383,4 @@ def _stop_all_at_exit() -> None:
         bridge.stop_at_exit()
 
 
-def _begin_all_anew() -> None:
-    for bridge in list(_bridges):
-        bridge.begin_anew()
-
-
 atexit.register(_stop_all_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all_anew)
