@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from llm_spec.chat import ChatRequest, Finish, RequestOptions, StreamEvent, Usage
-from llm_spec.config import SpeculativeConfig
+from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
@@ -31,6 +31,7 @@ __all__ = [
     "convert_prediction",
     "convert_usage_to_openai",
     "describe_finish_as_json",
+    "limit_config",
     "split_provider_name",
 ]
 
@@ -71,20 +72,22 @@ class ProviderSource:
             return provider.target
         return provider
 
-    @asynccontextmanager
-    async def stream(
-        self, request: ChatRequest, *, may_retry: bool = True
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError.
+    def limit(self, *, timeout_s: float | None = None, max_retries: int | None = None) -> ProviderSource:
+        """The same provider under `limit_config`; one that is no decoder has no config, and stays as it is.
 
-        Where it may not, a decoder sends the request once, whatever its config says.
+        Nothing is opened anew. Raises ConfigError for a limit that cannot be one.
         """
-        provider = self.provider
-        if not may_retry and isinstance(provider, SpeculativeDecoder):
-            config = provider.config
-            provider = provider.with_config(replace(config, retry=replace(config.retry, max_attempts=1)))
+        decoder = self.provider
+        if (timeout_s is None and max_retries is None) or not isinstance(decoder, SpeculativeDecoder):
+            return self
+        config = limit_config(decoder.config, timeout_s=timeout_s, max_retries=max_retries)
+        return ProviderSource(decoder.with_config(config))
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError."""
         async with (
-            provider.stream(request) as events,
+            self.provider.stream(request) as events,
             aclosing(_require_finish_event(events, self.name)) as checked_events,
         ):
             yield checked_events
@@ -94,6 +97,20 @@ class ProviderSource:
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
             await decoder.aclose()
+
+
+def limit_config(
+    config: SpeculativeConfig, *, timeout_s: float | None = None, max_retries: int | None = None
+) -> SpeculativeConfig:
+    """The config with what a framework says of a call: the longest silence, attempts after the first. None: as it is.
+
+    Raises ConfigError for what cannot be.
+    """
+    if timeout_s is not None:
+        config = replace(config, timeouts=Timeouts(first_chunk_s=timeout_s, between_chunks_s=timeout_s))
+    if max_retries is not None:
+        config = replace(config, retry=replace(config.retry, max_attempts=max_retries + 1))
+    return config
 
 
 async def _require_finish_event(events: AsyncIterator[StreamEvent], name: str) -> AsyncGenerator[StreamEvent]:

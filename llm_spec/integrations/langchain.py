@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import replace
 from functools import partial, reduce
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
@@ -37,7 +36,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from llm_spec.chat import ChatRequest, RequestOptions, StreamEvent
-from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.local import Tokenizer
@@ -58,6 +57,7 @@ from llm_spec.integrations._shared import (
     ProviderSource,
     convert_logprob_options,
     convert_prediction,
+    limit_config,
     split_provider_name,
 )
 from llm_spec.request_fields import EXTRA_FIELDS
@@ -128,7 +128,7 @@ class _OpenedTargets:
         if key not in self._limited:
             provider = source.provider
             decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
-            config = _override_timeouts(decoder.config, timeout, max_retries)
+            config = limit_config(decoder.config, timeout_s=timeout, max_retries=max_retries)
             self._limited.setdefault(key, ProviderSource(decoder.with_config(config)))
         return self._limited[key]
 
@@ -138,14 +138,6 @@ def _check_timeout(timeout: Any) -> None:
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
         raise InvalidRequestError(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
-
-
-def _override_timeouts(config: SpeculativeConfig, timeout: float | None, max_retries: int | None) -> SpeculativeConfig:
-    if timeout is not None:
-        config = replace(config, timeouts=Timeouts(first_chunk_s=timeout, between_chunks_s=timeout))
-    if max_retries is not None:
-        config = replace(config, retry=replace(config.retry, max_attempts=max_retries + 1))
-    return config
 
 
 class SpeculativeChatModel(BaseChatModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, cast
 
@@ -32,7 +32,6 @@ from llm_spec.chat import StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import (
     CircuitOpenError,
     ConfigError,
@@ -45,7 +44,7 @@ from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._litellm_answer import Chunk, ChunkBuilder, fill_response
 from llm_spec.integrations._litellm_params import declare_supported_params, forget_prices, register_price
 from llm_spec.integrations._litellm_request import build_request_from_litellm
-from llm_spec.integrations._shared import BridgedSource, ProviderSource
+from llm_spec.integrations._shared import BridgedSource
 
 __all__ = ["SpeculativeLLM", "register"]
 
@@ -192,7 +191,7 @@ class SpeculativeLLM(CustomLLM):
             params: Mapping[str, Any] = keywords["optional_params"]
             _refuse_connection_options(keywords)
             request = build_request_from_litellm(keywords["messages"], params)
-            source = _limit_retries(bridge.source, params.get("max_retries"))
+            source = bridge.source.limit(max_retries=params.get("max_retries"))
             timeout = keywords.get("timeout")
             timeout_s = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
             open_stream = partial(source.stream, request)
@@ -241,15 +240,6 @@ def _refuse_connection_options(keywords: Mapping[str, Any]) -> None:
     headers = keywords.get("headers")
     if headers and headers != litellm.headers:  # those are for every provider
         raise InvalidRequestError("headers or extra_headers are given; the target was opened with its own")
-
-
-def _limit_retries(source: ProviderSource, max_retries: int | None) -> ProviderSource:
-    """The same provider with so many retries; None: as it is. A provider that is not a decoder is never retried."""
-    decoder = source.provider
-    if max_retries is None or not isinstance(decoder, SpeculativeDecoder):
-        return source
-    retry = replace(decoder.config.retry, max_attempts=max_retries + 1)
-    return ProviderSource(decoder.with_config(replace(decoder.config, retry=retry)))
 
 
 async def _limit_wait_for_events(

@@ -177,8 +177,8 @@ class SpeculativeModel(Model):
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
     ) -> AsyncGenerator[tuple[TResponseStreamEvent, ChatChunkStream]]:
         with self._open_span(request, settings, tracing) as span:
-            may_retry = not should_disable_provider_managed_retries()
-            async with TaskReadEventStream(self._source.stream(request, may_retry=may_retry)) as stream:
+            source = self._source.limit(max_retries=0 if should_disable_provider_managed_retries() else None)
+            async with TaskReadEventStream(source.stream(request)) as stream:
                 chunks = ChatChunkStream(stream, request, self.model, self._source.target.name)
                 try:
                     async for event in self._iter_response_events(chunks, request, settings):

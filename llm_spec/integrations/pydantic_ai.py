@@ -31,7 +31,7 @@ from pydantic_ai.profiles import ModelProfile, ModelProfileSpec
 from pydantic_ai.settings import ModelSettings, merge_model_settings
 
 from llm_spec.chat import ChatRequest
-from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
@@ -217,17 +217,9 @@ def _configure_source(source: ProviderSource, settings: ModelSettings) -> Provid
     `max_retries` are attempts after the first. `timeout` is how long there may be silence, as in pydantic-ai's own
     models: a number, or httpx's for reading.
     """
-    decoder = source.provider
-    if not isinstance(decoder, SpeculativeDecoder):
-        return source
-    config = decoder.config
+    timeout: Any = settings.get("timeout")
+    timeout_s = timeout if isinstance(timeout, int | float) else getattr(timeout, "read", None)
     try:
-        if (max_retries := settings.get("max_retries")) is not None:
-            config = replace(config, retry=replace(config.retry, max_attempts=max_retries + 1))
-        timeout: Any = settings.get("timeout")
-        timeout_s = timeout if isinstance(timeout, int | float) else getattr(timeout, "read", None)
-        if timeout_s is not None:
-            config = replace(config, timeouts=Timeouts(first_chunk_s=timeout_s, between_chunks_s=timeout_s))
+        return source.limit(timeout_s=timeout_s, max_retries=settings.get("max_retries"))
     except ConfigError as error:
         raise UserError(f"max_retries or timeout cannot be used: {error}") from error
-    return source if config is decoder.config else ProviderSource(decoder.with_config(config))
