@@ -259,7 +259,8 @@ async def test_no_more_threads_than_places(monkeypatch: pytest.MonkeyPatch) -> N
         async with iterate_in_thread(make, is_bounded=True) as items:
             return [item async for item in items]
 
-    assert await asyncio.gather(*(consume() for _ in range(30))) == [list(range(5))] * 30
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*(consume() for _ in range(30))) == [list(range(5))] * 30
     assert most <= 2
 
 
