@@ -98,14 +98,8 @@ if TYPE_CHECKING:
     from llm_spec.local import generate_events, stream_token_model
     from llm_spec.pricing import Cost, Price
     from llm_spec.registry import open_draft, open_provider, registered_providers
-    from llm_spec.result import (
-        PLAIN_REASONS,
-        PlainReason,
-        SpeculativeFinish,
-        SpeculativeResult,
-        SpeculativeStats,
-        Timings,
-    )
+    from llm_spec.result import PLAIN_REASONS, PlainReason, SpeculativeFinish, SpeculativeResult, Timings
+    from llm_spec.stats import SpeculativeStats
     from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
     from llm_spec.strategies.registry import StrategyEntry, register_strategy
     from llm_spec.text import StopMatcher
@@ -267,7 +261,8 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.local": "generate_events stream_token_model",
     "llm_spec.pricing": "Cost Price",
     "llm_spec.registry": "open_draft open_provider registered_providers",
-    "llm_spec.result": "PLAIN_REASONS PlainReason SpeculativeFinish SpeculativeResult SpeculativeStats Timings",
+    "llm_spec.result": "PLAIN_REASONS PlainReason SpeculativeFinish SpeculativeResult Timings",
+    "llm_spec.stats": "SpeculativeStats",
     "llm_spec.strategies.base": "ReadyStrategy Refusal StrategyContext TextGuarantee",
     "llm_spec.strategies.registry": "StrategyEntry register_strategy",
     "llm_spec.text": "StopMatcher",

@@ -1,13 +1,18 @@
-"""The clock by which everything is measured."""
+"""The clock by which everything is measured, and waits that it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-__all__ = ["get_asyncio_loop", "get_loop_clock", "now"]
+from llm_spec.errors import TransientError
+
+__all__ = ["get_asyncio_loop", "get_loop_clock", "now", "wait_within"]
+
+T = TypeVar("T")
 
 
 def get_asyncio_loop() -> asyncio.AbstractEventLoop:
@@ -33,3 +38,17 @@ def get_loop_clock() -> Callable[[], float]:
 def now() -> float:
     """Seconds by that clock."""
     return get_loop_clock()()
+
+
+async def wait_within(awaitable: Awaitable[T], seconds: float | None, message: str) -> T:
+    """Await it; raises TransientError(message) when it takes longer. None: it may."""
+    if seconds is None:
+        return await awaitable
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            return await awaitable
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise TransientError(message) from error

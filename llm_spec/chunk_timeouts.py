@@ -7,10 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
-from llm_spec._clock import now
+from llm_spec._clock import now, wait_within
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities
-from llm_spec.resilience import wait_within
 
 __all__ = ["SERVER_FIRST_CHUNK_S", "VENDOR_FIRST_CHUNK_S", "ChunkTimeouts"]
 

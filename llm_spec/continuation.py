@@ -25,9 +25,9 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
+from llm_spec._clock import wait_within
 from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
 from llm_spec.errors import TransientError
-from llm_spec.resilience import wait_within
 
 __all__ = ["ContinuationTest"]
 

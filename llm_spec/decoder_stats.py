@@ -8,7 +8,8 @@ from operator import add
 from typing import Any, Final
 
 from llm_spec.chat import Usage
-from llm_spec.result import SpeculativeResult, SpeculativeStats
+from llm_spec.result import SpeculativeResult
+from llm_spec.stats import SpeculativeStats
 
 __all__ = ["DecoderStats"]
 

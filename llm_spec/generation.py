@@ -23,7 +23,7 @@ from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.contract.local import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
 from llm_spec.errors import InvalidRequestError, make_context_length_error
 from llm_spec.proposer import Proposer
-from llm_spec.result import SpeculativeStats
+from llm_spec.stats import SpeculativeStats
 from llm_spec.tokens.acceptance import AcceptanceRule
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback

@@ -37,7 +37,8 @@ from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.metering import TokenMeter
 from llm_spec.pair_stats import PairStats
 from llm_spec.pricing import get_billed_tier
-from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
+from llm_spec.result import PlainReason, SpeculativeResult, Timings
+from llm_spec.stats import SpeculativeStats
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.choice import StrategyChoice
 from llm_spec.strategies.registry import PLAIN, StrategyEntry

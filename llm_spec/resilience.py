@@ -24,7 +24,7 @@ from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_requ
 from llm_spec.errors import CircuitOpenError, ClosedError, TransientError
 from llm_spec.forks import reset_in_forked_child
 
-__all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient", "wait_within"]
+__all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient"]
 
 T = TypeVar("T")
 
@@ -86,20 +86,6 @@ async def retry_transient(
         reraise=True,
     )
     return await attempts(run_attempt, [first])
-
-
-async def wait_within(awaitable: Awaitable[T], seconds: float | None, message: str) -> T:
-    """Await it; raises TransientError(message) when it takes longer. None: it may."""
-    if seconds is None:
-        return await awaitable
-    timeout = asyncio.timeout(seconds)
-    try:
-        async with timeout:
-            return await awaitable
-    except TimeoutError as error:
-        if not timeout.expired():
-            raise
-        raise TransientError(message) from error
 
 
 class CircuitBreaker:

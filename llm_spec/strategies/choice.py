@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from llm_spec._clock import wait_within
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.endpoint import Discoverable, Feature
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import TransientError, UnsupportedError, format_error_line
 from llm_spec.planner import StrategyPlanner
-from llm_spec.resilience import wait_within
 from llm_spec.result import PlainReason
 from llm_spec.stop_rules import may_token_complete_two
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal
