@@ -446,6 +446,7 @@ class SpeculativeDecoder:
             request=recorder.request,
             config=self.config,
             pair_stats=self._planner.pair_stats,
+            lookahead_costs=self._planner.lookahead_costs,
             deadline=target_call.deadline,
         )
         return target_call, context

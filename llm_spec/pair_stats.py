@@ -11,7 +11,6 @@ from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
 from llm_spec.row_stats import RowCallStats
 from llm_spec.run_stats import DraftRunStats
 from llm_spec.stream_stats import ExtraStreamStats
-from llm_spec.tokens.lookahead import LookaheadCostMemory
 from llm_spec.tokens.statistics import ExponentialMovingAverage, TokenCostMean
 
 __all__ = ["PairStats", "StreamTimer"]
@@ -28,7 +27,7 @@ class PairStats:
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
     rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_load: what
     the draft's work costs the target's stream. runs: how often the draft is right. shared_vocabulary: whether its token
-    ids are the target's. lookahead_costs: of the rounds of a target in this process.
+    ids are the target's.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,6 @@ class PairStats:
         self.draft_load = DraftLoadStats()
         self.runs = DraftRunStats()
         self.shared_vocabulary = SharedVocabularyStats()
-        self.lookahead_costs = LookaheadCostMemory()
 
     def add_plain_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
         """The target alone answered; the arguments are those of `TargetSpeedBaseline.add_answer`."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from llm_spec.pair_stats import PairStats
 from llm_spec.result import PlainReason, SpeculativeResult
 from llm_spec.strategies.registry import PLAIN
+from llm_spec.tokens.lookahead import LookaheadCostMemory
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 
 __all__ = ["PlannerChoice", "StrategyPlanner"]
@@ -55,6 +56,7 @@ class StrategyPlanner:
     def __init__(self) -> None:
         self.pair_stats = PairStats()
         self.baseline = self.pair_stats.baseline
+        self.lookahead_costs = LookaheadCostMemory()
         self._strategy_records: dict[str, _StrategyPerformance] = {}
         self._since_plain = 0
 
@@ -115,7 +117,7 @@ class StrategyPlanner:
 
     def record_result(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
-        self.pair_stats.lookahead_costs.observe(result.lookahead)
+        self.lookahead_costs.observe(result.lookahead)
         if result.strategy != PLAIN.name and result.plain_reason in ("refused", "retried"):
             self.record_failure(result.strategy)
             return

@@ -20,6 +20,7 @@ from litellm.types.utils import (
 )
 from litellm.types.utils import Usage as LiteLLMUsage
 
+from llm_spec.answer_details import merge_detail
 from llm_spec.chat import (
     AnswerDetail,
     Finish,
@@ -39,7 +40,6 @@ from llm_spec.integrations._shared import convert_usage_to_openai, describe_fini
 from llm_spec.openai_chunks import build_tool_call_delta
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.reasoning_details import build_thinking_blocks, merge_chat_details, merge_reasoning_details
-from llm_spec.server.answer_details import merge_detail
 
 __all__ = ["Chunk", "ChunkBuilder", "fill_response"]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, cast
 
+from llm_spec.answer_details import merge_detail
 from llm_spec.chat import (
     AnswerDetail,
     AnswerStarted,
@@ -33,7 +34,6 @@ from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.reasoning_details import merge_chat_details
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
-from llm_spec.server.answer_details import merge_detail
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     SSE_DONE,

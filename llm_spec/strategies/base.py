@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
@@ -16,6 +16,7 @@ from llm_spec.deadline import Deadline
 from llm_spec.errors import InvalidRequestError, UnsupportedError
 from llm_spec.pair_stats import PairStats
 from llm_spec.request_fields import allows_prediction, prevents_multi_call_answer
+from llm_spec.tokens.lookahead import LookaheadCostMemory
 from llm_spec.tools import parse_tool_use
 
 __all__ = [
@@ -51,11 +52,11 @@ class StrategyContext:
     """One request: who drafts for whom, what is asked, and what a strategy may know and use.
 
     Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
-    measures to them. `deadline`: when the answer ends; None: it has time. `untried`: features of the target that are
-    being discovered; a strategy that can begin without them, and wait for `target.discover` beside the answer, is
-    ready all the same. `writes_raw_text`: what the strategy writes is read by a message parser afterwards
-    (`message_answer.py`), so that the request may have tools. `keeps_constraints`: the server may constrain the answer;
-    a stream that would begin within such a part raises ConstraintBegunError.
+    measures to them; `lookahead_costs` are those of rounds in this process. `deadline`: when the answer ends; None: it
+    has time. `untried`: features of the target that are being discovered; a strategy that can begin without them, and
+    wait for `target.discover` beside the answer, is ready all the same. `writes_raw_text`: what the strategy writes is
+    read by a message parser afterwards (`message_answer.py`), so that the request may have tools. `keeps_constraints`:
+    the server may constrain the answer; a stream that would begin within such a part raises ConstraintBegunError.
     """
 
     draft: DraftProvider | None
@@ -63,6 +64,7 @@ class StrategyContext:
     request: ChatRequest
     config: SpeculativeConfig
     pair_stats: PairStats
+    lookahead_costs: LookaheadCostMemory = field(default_factory=LookaheadCostMemory)
     deadline: Deadline | None = None
     untried: frozenset[Feature] = frozenset()
     writes_raw_text: bool = False

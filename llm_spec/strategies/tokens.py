@@ -55,7 +55,7 @@ def _open_local_answer(
         context.request,
         drafter=drafter,
         acceptance=config.acceptance,
-        lookahead=context.pair_stats.lookahead_costs.apply(config.lookahead, measured),
+        lookahead=context.lookahead_costs.apply(config.lookahead, measured),
         limits=GenerationLimits(
             max_iterations=config.max_iterations,
             max_draft_tokens=config.max_draft_tokens,

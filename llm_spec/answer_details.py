@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
-
-from llm_spec.server.request_fields import Json
+from typing import Any, Final, TypeAlias, cast
 
 __all__ = ["merge_detail", "merge_detail_value"]
+
+Json: TypeAlias = dict[str, Any]
 
 _JOINED_FIELDS: Final = ("arguments", "data", "transcript")  # of an object: texts that come in pieces
 
