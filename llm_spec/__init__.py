@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from llm_spec.chat_response import complete_from_stream
     from llm_spec.concurrency_limit import ConcurrencyLimit
-    from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
+    from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, Timeouts
     from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
     from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft, SecondChoice
     from llm_spec.contract.endpoint import (
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from llm_spec.result import PLAIN_REASONS, PlainReason, SpeculativeFinish, SpeculativeResult, Timings
     from llm_spec.stats import SpeculativeStats
     from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
+    from llm_spec.strategies.limits import JudgeConfig
     from llm_spec.strategies.registry import StrategyEntry, register_strategy
     from llm_spec.text import StopMatcher
     from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
@@ -233,7 +234,7 @@ _NAMES_BY_MODULE: Final = {
     ),
     "llm_spec.chat_response": "complete_from_stream",
     "llm_spec.concurrency_limit": "ConcurrencyLimit",
-    "llm_spec.config": "BreakerPolicy JudgeConfig RetryPolicy SpeculativeConfig Timeouts",
+    "llm_spec.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
     "llm_spec.contract.chat": "Capabilities ChunkStreaming LlmProvider",
     "llm_spec.contract.draft": "DraftCapabilities DraftPiece DraftProvider PerRequestDraft SecondChoice",
     "llm_spec.contract.endpoint": (
@@ -264,6 +265,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.result": "PLAIN_REASONS PlainReason SpeculativeFinish SpeculativeResult Timings",
     "llm_spec.stats": "SpeculativeStats",
     "llm_spec.strategies.base": "ReadyStrategy Refusal StrategyContext TextGuarantee",
+    "llm_spec.strategies.limits": "JudgeConfig",
     "llm_spec.strategies.registry": "StrategyEntry register_strategy",
     "llm_spec.text": "StopMatcher",
     "llm_spec.tokens.lookahead": "CostAware Ewma Fixed LookaheadPolicy Threshold",

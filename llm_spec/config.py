@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from llm_spec._checks import check_number
 from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
 from llm_spec.session_affinity import check_session_header_name
+from llm_spec.strategies.limits import Limits
 from llm_spec.strategies.registry import AUTO, find_strategy
-from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 
 if TYPE_CHECKING:
     from llm_spec.concurrency_limit import ConcurrencyLimit
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BreakerPolicy",
     "BuiltinStrategyName",
-    "JudgeConfig",
     "RetryPolicy",
     "SpeculativeConfig",
     "StrategyName",
@@ -92,26 +90,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig:
-    """How far a target's approval of text that it has not written may go (`judge`).
-
-    max_rounds: verdicts for one answer. min_accepted: share of the passages shown, below which the target goes on
-    alone. max_share: the part of the answer, as far as it is known then, that may be approved only; the rest is the
-    target's own.
-    """
-
-    max_rounds: int = 4
-    min_accepted: float = 0.25
-    max_share: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number(ConfigError, "max_rounds", self.max_rounds, 1, integer=True)
-        check_number(ConfigError, "min_accepted", self.min_accepted, 0.0, 1.0)
-        check_number(ConfigError, "max_share", self.max_share, 0.0, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeculativeConfig:
+class SpeculativeConfig(Limits):
     """What a decoder may do.
 
     strategy: how the target verifies, by the name of a registered strategy; `auto` takes the strongest exact one that
@@ -155,17 +134,8 @@ class SpeculativeConfig:
     """
 
     strategy: StrategyName = "auto"
-    lookahead: LookaheadPolicy = field(default_factory=CostAware)
-    acceptance: AcceptanceName = "coupled"
-    baseline_every: int = 64
-    max_draft_tokens: int | None = None
     max_total_tokens: int | None = None
-    max_iterations: int | None = None
-    max_concurrent_streams: int = 4
-    max_extra_cost: float | None = None
     deadline_s: float | None = None
-    draft_timeout_s: float = 30.0
-    judge: JudgeConfig = JudgeConfig()
     retry: RetryPolicy = RetryPolicy()
     timeouts: Timeouts = Timeouts()
     breaker: BreakerPolicy = BreakerPolicy()
@@ -180,25 +150,12 @@ class SpeculativeConfig:
     log_content: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strategy != AUTO:
             find_strategy(self.strategy)
-        _check_is_one_of("acceptance", self.acceptance, get_args(AcceptanceName))
-        if not callable(getattr(self.lookahead, "start", None)):
-            raise ConfigError(f"lookahead is {self.lookahead!r}; it must be a policy such as CostAware() or Fixed(4)")
-        check_number(ConfigError, "baseline_every", self.baseline_every, 0, integer=True)
-        check_number(ConfigError, "max_draft_tokens", self.max_draft_tokens, 0, integer=True)
         check_number(ConfigError, "max_total_tokens", self.max_total_tokens, 1, integer=True)
-        check_number(ConfigError, "max_iterations", self.max_iterations, 1, integer=True)
-        check_number(ConfigError, "max_concurrent_streams", self.max_concurrent_streams, 1, integer=True)
-        check_number(ConfigError, "max_extra_cost", self.max_extra_cost, 0.0)
         check_number(ConfigError, "deadline_s", self.deadline_s, 0.0, above=True)
-        check_number(ConfigError, "draft_timeout_s", self.draft_timeout_s, 0.0, above=True)
         check_number(ConfigError, "max_request_tokens", self.max_request_tokens, 1, integer=True)
         check_number(ConfigError, "max_request_cost", self.max_request_cost, 0.0)
         check_session_header_name(self.session_header)
         check_number(ConfigError, "seed", self.seed, 0, 2**64 - 1, integer=True)
-
-
-def _check_is_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")

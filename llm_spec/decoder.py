@@ -444,7 +444,7 @@ class SpeculativeDecoder:
             draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
             target=target,
             request=recorder.request,
-            config=self.config,
+            limits=self.config,
             pair_stats=self._planner.pair_stats,
             lookahead_costs=self._planner.lookahead_costs,
             deadline=target_call.deadline,
@@ -453,7 +453,7 @@ class SpeculativeDecoder:
 
     async def _choose_strategy(self, target_call: TargetCall, context: StrategyContext) -> StrategyChoice:
         """The strategy for a request; plain if its deadline comes while the target's features are discovered."""
-        choosing, began_s = choose_strategy(context, self._planner, discovery=self._discovery), now()
+        choosing, began_s = choose_strategy(context, self.config, self._planner, discovery=self._discovery), now()
         chosen = await target_call.deadline.wait_for(choosing)
         target_call.recorder.choosing_strategy_s = now() - began_s
         return chosen or StrategyChoice(PLAIN, plain_reason="discovery")

@@ -1,4 +1,4 @@
-"""WholeDraft: what a draft writes when it is let write to its end, in the background."""
+"""FullDraft: what a draft writes when it is let write to its end, in the background."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec.chat import ChatRequest
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.errors import format_error_line
@@ -20,15 +19,18 @@ _DRAFT_TOKENS: Final = 1024  # where the request sets no limit
 
 
 class FullDraft:
-    """What a draft has written so far; `failure` says what went wrong, None: nothing."""
+    """What a draft has written so far; `failure` says what went wrong, None: nothing.
 
-    def __init__(self, draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> None:
+    It may write `max_tokens`, and be silent for `timeout_s`.
+    """
+
+    def __init__(self, draft: DraftProvider, request: ChatRequest, *, max_tokens: int | None, timeout_s: float) -> None:
         self._max_tokens = choose_max_draft_tokens(request, _DRAFT_TOKENS)
-        if config.max_draft_tokens is not None:
-            self._max_tokens = min(self._max_tokens, config.max_draft_tokens)
-        self._patience_s = config.draft_timeout_s
+        if max_tokens is not None:
+            self._max_tokens = min(self._max_tokens, max_tokens)
+        self._patience_s = timeout_s
         request = replace(request, top_logprobs=None)  # of the answer
-        self._call = DraftCall(draft, request, self._max_tokens, max_pieces=config.max_draft_tokens)
+        self._call = DraftCall(draft, request, self._max_tokens, max_pieces=max_tokens)
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.text = ""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature
@@ -16,6 +15,7 @@ from llm_spec.deadline import Deadline
 from llm_spec.errors import InvalidRequestError, UnsupportedError
 from llm_spec.pair_stats import PairStats
 from llm_spec.request_fields import allows_prediction, prevents_multi_call_answer
+from llm_spec.strategies.limits import Limits
 from llm_spec.tokens.lookahead import LookaheadCostMemory
 from llm_spec.tools import parse_tool_use
 
@@ -62,7 +62,7 @@ class StrategyContext:
     draft: DraftProvider | None
     target: LlmProvider
     request: ChatRequest
-    config: SpeculativeConfig
+    limits: Limits
     pair_stats: PairStats
     lookahead_costs: LookaheadCostMemory = field(default_factory=LookaheadCostMemory)
     deadline: Deadline | None = None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from llm_spec._clock import wait_within
 from llm_spec.chat import ChatRequest
+from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.endpoint import Discoverable, Feature
 from llm_spec.discovery import FeatureDiscovery
@@ -33,7 +34,7 @@ class StrategyChoice(NamedTuple):
 
 
 async def choose_strategy(
-    context: StrategyContext, planner: StrategyPlanner, *, discovery: FeatureDiscovery
+    context: StrategyContext, config: SpeculativeConfig, planner: StrategyPlanner, *, discovery: FeatureDiscovery
 ) -> StrategyChoice:
     """The strategy that the config names, or for `auto` the exact one that serves the context and pays, else plain.
 
@@ -42,12 +43,12 @@ async def choose_strategy(
     for a first chunk; `auto` means plain until then. Where a server does not have what it may have, it means plain.
     Raises UnsupportedError where the named strategy never serves such a context, and ConfigError as `find_strategy`.
     """
-    if context.config.strategy == AUTO:
+    if config.strategy == AUTO:
         return await _choose_automatically(context, planner, discovery)
-    strategy = find_strategy(context.config.strategy)
+    strategy = find_strategy(config.strategy)
     if strategy is PLAIN:
         return _make_plain_choice("configured")
-    prepared = await _prepare_named_strategy(strategy, context, discovery)
+    prepared = await _prepare_named_strategy(strategy, context, config.timeouts, discovery)
     if isinstance(prepared, StrategyChoice):
         return prepared
     plain = _find_sampling_or_stop_reason(strategy, context.request)
@@ -55,7 +56,7 @@ async def choose_strategy(
         return plain
     if strategy.is_local:
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
-    plan = planner.choose_named_or_baseline(strategy.name, context.config.baseline_every)
+    plan = planner.choose_named_or_baseline(strategy.name, context.limits.baseline_every)
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _make_plain_choice(plan.plain_reason)
 
 
@@ -142,7 +143,7 @@ def _has_feature_for_sure(target: LlmProvider, feature: Feature, discovery: Feat
 
 
 async def _prepare_named_strategy(
-    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
+    strategy: StrategyEntry, context: StrategyContext, timeouts: Timeouts, discovery: FeatureDiscovery
 ) -> ReadyStrategy | StrategyChoice:
     """The strategy, ready to run, or plain; raises UnsupportedError where it never serves such a context."""
     if _may_read_message(strategy, context):
@@ -155,7 +156,7 @@ async def _prepare_named_strategy(
         prepared = prepare(replace(context, untried=untried))
         if isinstance(prepared, ReadyStrategy):
             return prepared
-        silence_s = context.config.timeouts.first_chunk_s
+        silence_s = timeouts.first_chunk_s
         discovering = _discover_needed_features(strategy, context, discovery)
         try:
             await wait_within(discovering, silence_s, f"not known after {silence_s} s")
@@ -242,7 +243,7 @@ def _choose_server_strategy(
     prepared = {strategy.name: _prepare_if_exact(strategy, context) for strategy in candidates}
     usable = {name: ready for name, ready in prepared.items() if isinstance(ready, ReadyStrategy)}
     if usable:
-        plan = planner.choose_strategy_that_pays(list(usable), context.config.baseline_every)
+        plan = planner.choose_strategy_that_pays(list(usable), context.limits.baseline_every)
         if plan.plain_reason is not None:
             return _make_plain_choice(plan.plain_reason)
         return StrategyChoice(find_strategy(plan.name), usable[plan.name])

@@ -83,10 +83,10 @@ class _JudgedAnswer:
     """One request."""
 
     def __init__(self, context: StrategyContext, draft: DraftProvider) -> None:
-        request, config = context.request, context.config
+        request, limits = context.request, context.limits
         self._target = context.target
         self._request = request
-        self._config = config
+        self._limits = limits
         self._pair_stats = context.pair_stats
         self._clock = get_loop_clock()
         self._started_s = self._clock()
@@ -94,8 +94,8 @@ class _JudgedAnswer:
         self._background_draft = BackgroundDraft(
             draft,
             request,
-            max_tokens=config.max_draft_tokens,
-            timeout_s=config.draft_timeout_s,
+            max_tokens=limits.max_draft_tokens,
+            timeout_s=limits.draft_timeout_s,
             changed=self._changed.set,
         )
         self._continues_prefix = get_draft_capabilities(draft).continues_prefix
@@ -113,7 +113,7 @@ class _JudgedAnswer:
 
     async def stream_answer_events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
-        for index in range(self._config.judge.max_rounds):
+        for index in range(self._limits.judge.max_rounds):
             self._fallback = self._describe_slowness_if_late()
             if self._fallback is not None:
                 break
@@ -129,7 +129,7 @@ class _JudgedAnswer:
                 break
             accepted = passages[: self._count_allowed_passages(passages, verdict.num_accepted)]
             for event in self._add_accepted_passages(
-                accepted, verdict, is_last=index + 1 == self._config.max_iterations
+                accepted, verdict, is_last=index + 1 == self._limits.max_iterations
             ):
                 yield event
             report = _make_round_of_passages(index, passages, accepted, verdict)
@@ -138,7 +138,7 @@ class _JudgedAnswer:
                 yield self._finish
                 return
             self._advance_past_judged_passages(passages, verdict)
-            if len(accepted) < max(self._config.judge.min_accepted * len(passages), verdict.num_accepted):
+            if len(accepted) < max(self._limits.judge.min_accepted * len(passages), verdict.num_accepted):
                 break
         if self._background_draft.failure is not None or self._fallback is not None:
             yield Fallback(self._background_draft.failure or self._fallback or "")
@@ -179,7 +179,7 @@ class _JudgedAnswer:
 
     async def _wait_for_draft(self) -> None:
         """Until it has ended, or has had its time; then what it wrote by now is judged."""
-        timeout_s = self._config.draft_timeout_s
+        timeout_s = self._limits.draft_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._background_draft.ended:
@@ -220,7 +220,7 @@ class _JudgedAnswer:
 
     def _count_allowed_passages(self, passages: list[str], num_accepted: int) -> int:
         """How many of the accepted passages may be used, by the share of the answer that may be approved only."""
-        most = self._config.judge.max_share * (len(self._text) + sum(map(len, passages)))
+        most = self._limits.judge.max_share * (len(self._text) + sum(map(len, passages)))
         sizes = accumulate(len(passage) for passage in passages[:num_accepted])
         return sum(self._num_approved + size <= most for size in sizes)
 
@@ -272,7 +272,7 @@ class _JudgedAnswer:
     async def _stream_target_alone(self) -> AsyncGenerator[StreamEvent]:
         """What the target writes from here on, or all of it."""
         if not self._text:
-            async with stream_plain(self._target, self._request, self._config) as events:
+            async with stream_plain(self._target, self._request, self._limits) as events:
                 async for event in events:
                     yield event
             return

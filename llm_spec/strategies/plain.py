@@ -7,22 +7,22 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from llm_spec.chat import ChatRequest, StreamEvent
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.metered import count_call_if_target_is_metered
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
+from llm_spec.strategies.limits import Limits
 
 __all__ = ["prepare_or_refuse", "stream_plain"]
 
 
 def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy:
     """No speculation; any target."""
-    run = partial(stream_plain, context.target, context.request, context.config)
+    run = partial(stream_plain, context.target, context.request, context.limits)
     return ReadyStrategy(TextGuarantee("exact", same_text=True), run)
 
 
 def stream_plain(
-    target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+    target: LlmProvider, request: ChatRequest, limits: Limits
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     """The target's own answer."""
     model = target.capabilities.token_model
@@ -31,6 +31,5 @@ def stream_plain(
     from llm_spec.generation import GenerationLimits  # numpy comes along, which servers' answers do without
     from llm_spec.local import stream_token_model
 
-    limits = GenerationLimits(max_iterations=config.max_iterations)
-    opened = stream_token_model(model, request, limits=limits)
+    opened = stream_token_model(model, request, limits=GenerationLimits(max_iterations=limits.max_iterations))
     return count_call_if_target_is_metered(target, opened, request)

@@ -43,13 +43,14 @@ async def _open_predicted_answer(context: StrategyContext) -> AsyncGenerator[Asy
 
 
 async def _stream_predicted_answer(context: StrategyContext) -> AsyncGenerator[StreamEvent]:
-    request, config = context.request, context.config
+    request, limits = context.request, context.limits
     if context.draft is None or request.prediction:
         async with aclosing(_stream_with_prediction(context, request, draft_s=0.0)) as events:
             async for event in events:
                 yield event
         return
-    guess, started_s, timeout_s = FullDraft(context.draft, request, config), now(), config.draft_timeout_s
+    started_s, timeout_s = now(), limits.draft_timeout_s
+    guess = FullDraft(context.draft, request, max_tokens=limits.max_draft_tokens, timeout_s=timeout_s)
     async with guess.read_in_background():
         await guess.wait_for_end(timeout_s, f"late: the draft took longer than {timeout_s:.3g} s")
         if guess.failure is not None:
@@ -66,7 +67,7 @@ async def _stream_with_prediction(
     """The target's answer to a request with its prediction, if there is one; without it where the target refuses it."""
     started_s, has_begun = now(), False
     try:
-        async with stream_plain(context.target, request, context.config) as events:
+        async with stream_plain(context.target, request, context.limits) as events:
             async for event in events:
                 has_begun = True
                 if isinstance(event, Finish):
@@ -80,7 +81,7 @@ async def _stream_with_prediction(
             raise
         refusal = error
     yield Fallback.from_error(refusal)
-    async with stream_plain(context.target, replace(request, prediction=None), context.config) as events:
+    async with stream_plain(context.target, replace(request, prediction=None), context.limits) as events:
         async for event in events:
             yield event
 

@@ -38,7 +38,7 @@ def _open_probe_rounds(
         draft=draft,
         endpoint=endpoint,
         verify=_make_verify_by_sampling(endpoint, context.request.sampling),
-        max_calls=context.config.max_concurrent_streams,
+        max_calls=context.limits.max_concurrent_streams,
     )
     return aclosing(answer)
 

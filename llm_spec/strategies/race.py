@@ -94,7 +94,7 @@ class _Race:
     """One request. `endpoint`: where the target is asked by token ids; None: by text."""
 
     def __init__(self, context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint | None) -> None:
-        request, config = context.request, context.config
+        request, limits = context.request, context.limits
         self._name = context.target.name
         self._race_target = RaceTarget(context, endpoint)
         self._request = request
@@ -104,8 +104,8 @@ class _Race:
         self._background_draft = BackgroundDraft(
             draft,
             request,
-            max_tokens=config.max_draft_tokens,
-            timeout_s=config.draft_timeout_s,
+            max_tokens=limits.max_draft_tokens,
+            timeout_s=limits.draft_timeout_s,
             changed=self._handle_new_draft_text,
         )
         self._root = self._make_stream("")
@@ -114,7 +114,7 @@ class _Race:
             self._pair_stats,
             greedy=request.sampling.temperature == 0,
             max_tokens=request.max_tokens if endpoint is None else None,  # by ids every stream has its own
-            max_rounds=config.max_iterations,
+            max_rounds=limits.max_iterations,
             close=self._close_stream,
         )
         self._scheduler = StreamScheduler(
@@ -122,8 +122,8 @@ class _Race:
             self._pair_stats,
             self._race_target.costs,
             make_stream=self._make_stream,
-            max_streams=config.max_concurrent_streams,
-            max_extra_cost=config.max_extra_cost,
+            max_streams=limits.max_concurrent_streams,
+            max_extra_cost=limits.max_extra_cost,
             max_tokens=request.max_tokens,
             now_s=self._clock(),
             is_cache_shared=context.target.capabilities.shares_prompt_cache,

@@ -38,10 +38,11 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
 async def _open_compared_answer(
     context: StrategyContext, draft: DraftProvider
 ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-    full_draft = FullDraft(draft, context.request, context.config)
+    limits = context.limits
+    full_draft = FullDraft(draft, context.request, max_tokens=limits.max_draft_tokens, timeout_s=limits.draft_timeout_s)
     async with (
         full_draft.read_in_background(),
-        stream_plain(context.target, context.request, context.config) as events,
+        stream_plain(context.target, context.request, limits) as events,
         aclosing(_stream_and_compare_with_draft(events, full_draft, context)) as out,
     ):
         yield out
@@ -49,7 +50,7 @@ async def _open_compared_answer(
 
 def _compute_draft_patience_s(context: StrategyContext) -> float:
     """How long (s) a finished answer may still wait for its draft: never into the deadline."""
-    timeout_s = context.config.draft_timeout_s
+    timeout_s = context.limits.draft_timeout_s
     left_s = None if context.deadline is None else context.deadline.remaining_s
     return timeout_s if left_s is None else min(timeout_s, 0.9 * max(0.0, left_s))
 
@@ -57,7 +58,7 @@ def _compute_draft_patience_s(context: StrategyContext) -> float:
 async def _stream_and_compare_with_draft(
     events: AsyncIterator[StreamEvent], full_draft: FullDraft, context: StrategyContext
 ) -> AsyncGenerator[StreamEvent]:
-    answer, config = "", context.config
+    answer, limits = "", context.limits
     async for event in events:
         match event:
             case TextDelta():
@@ -73,8 +74,8 @@ async def _stream_and_compare_with_draft(
                 if full_draft.failure is not None:
                     yield Fallback(full_draft.failure)
                 follower, answer_pieces = await _index_draft_pieces(full_draft.text), split_into_pieces(answer)
-                reports = replay_draft_rounds(follower, answer_pieces, config.max_draft_tokens)
-                for report in islice(reports, config.max_iterations):
+                reports = replay_draft_rounds(follower, answer_pieces, limits.max_draft_tokens)
+                for report in islice(reports, limits.max_iterations):
                     yield report
                     if report.index % _ROUNDS_PER_LOOP_TURN == 0:
                         await asyncio.sleep(0)

@@ -127,22 +127,22 @@ class _ServerRounds:
         max_calls: int,
         is_read_from_scores: bool,
     ) -> None:
-        request, config = context.request, context.config
+        request, limits = context.request, context.limits
         self._target = context.target
         self._endpoint = endpoint
         self._request = replace(request, stop=())  # a stop string may begin in one call and end in another
         self._pair_stats = context.pair_stats
         self._verify = verify
         self._is_read_from_scores = is_read_from_scores
-        self._max_rounds = config.max_iterations
-        self._max_open = config.max_concurrent_streams
+        self._max_rounds = limits.max_iterations
+        self._max_open = limits.max_concurrent_streams
         self._clock = get_loop_clock()
         self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
             _make_draft_request(request),
-            max_tokens=config.max_draft_tokens,
-            timeout_s=config.draft_timeout_s,
+            max_tokens=limits.max_draft_tokens,
+            timeout_s=limits.draft_timeout_s,
             changed=self._changed.set,
         )
         self._encoded_draft = EncodedDraft(
@@ -152,9 +152,9 @@ class _ServerRounds:
         self._scheduler = RowScheduler(
             context.pair_stats,
             is_greedy=request.sampling.temperature == 0,
-            max_open=config.max_concurrent_streams,
+            max_open=limits.max_concurrent_streams,
             max_calls=max_calls,
-            max_rows=min(MAX_LOOKAHEAD, config.lookahead.start().limit()) + 1,
+            max_rows=min(MAX_LOOKAHEAD, limits.lookahead.start().limit()) + 1,
             max_tokens=request.max_tokens,
             now_s=self._clock(),
             # a server that is to score a prompt reads all of it

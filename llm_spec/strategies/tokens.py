@@ -24,7 +24,7 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
 
     Exact by `coupled` and `rejection` acceptance; with `coupled` also the same text, where the model can show it.
     """
-    model, draft, config = context.target.capabilities.token_model, context.draft, context.config
+    model, draft, limits = context.target.capabilities.token_model, context.draft, context.limits
     if model is None:
         return Refusal(f"target {context.target.name} does not run in this process")
     if draft is None:
@@ -39,29 +39,29 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
         return Refusal(refusal)
     if model.max_width < 2:
         return Refusal(f"target {model.name} verifies no token faster than it writes one")
-    same_text = config.acceptance == "coupled" and model.same_text
-    guarantee: Guarantee = "lossy" if config.acceptance.startswith("lossy") else "exact"
+    same_text = limits.acceptance == "coupled" and model.same_text
+    guarantee: Guarantee = "lossy" if limits.acceptance.startswith("lossy") else "exact"
     return ReadyStrategy(TextGuarantee(guarantee, same_text), partial(_open_local_answer, context, model, draft))
 
 
 def _open_local_answer(
     context: StrategyContext, model: TokenModel, drafter: TokenDrafter
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    config = context.config
+    limits = context.limits
     measured = model.pass_costs if isinstance(model, PassTimingModel) else None
     num_plain_steps = context.pair_stats.baseline.count_plain_steps_wanted(count_open_answers() + 1)
     opened = stream_token_model(
         model,
         context.request,
         drafter=drafter,
-        acceptance=config.acceptance,
-        lookahead=context.lookahead_costs.apply(config.lookahead, measured),
+        acceptance=limits.acceptance,
+        lookahead=context.lookahead_costs.apply(limits.lookahead, measured),
         limits=GenerationLimits(
-            max_iterations=config.max_iterations,
-            max_draft_tokens=config.max_draft_tokens,
-            draft_timeout_s=config.draft_timeout_s,
-            plain_every=config.baseline_every,
-            min_plain_steps=num_plain_steps if config.baseline_every else 0,
+            max_iterations=limits.max_iterations,
+            max_draft_tokens=limits.max_draft_tokens,
+            draft_timeout_s=limits.draft_timeout_s,
+            plain_every=limits.baseline_every,
+            min_plain_steps=num_plain_steps if limits.baseline_every else 0,
         ),
     )
     counts_drafts = not get_draft_capabilities(drafter).is_free

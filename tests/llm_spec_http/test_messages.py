@@ -366,7 +366,7 @@ async def confirm_tokens(
         draft=ReferenceDraft("x"),
         target=target,
         request=request,
-        config=SpeculativeConfig(),
+        limits=SpeculativeConfig(),
         pair_stats=Patient(),
     )
     prepared = prepare_with_message_parser(prepare, context)

@@ -27,15 +27,15 @@ REMOTE = ScriptedProvider("story", name="scripted:target")
 
 
 async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
-    planner = StrategyPlanner()
+    planner, config = StrategyPlanner(), SpeculativeConfig(strategy=strategy)
     context = StrategyContext(
         draft=draft,
         target=target,
         request=REQUEST,
-        config=SpeculativeConfig(strategy=strategy),
+        limits=config,
         pair_stats=planner.pair_stats,
     )
-    choice = await choose_strategy(context, planner, discovery=FeatureDiscovery(target))
+    choice = await choose_strategy(context, config, planner, discovery=FeatureDiscovery(target))
     return choice.strategy.name
 
 

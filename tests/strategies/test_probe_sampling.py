@@ -152,7 +152,7 @@ class LikelyDraft:
 
 async def sampled_text(target: MarkovTarget, request: ChatRequest, draft: DraftProvider, **options: Any) -> str:
     config = SpeculativeConfig(strategy="probe", **options)
-    context = StrategyContext(draft=draft, target=target, request=request, config=config, pair_stats=Patient())
+    context = StrategyContext(draft=draft, target=target, request=request, limits=config, pair_stats=Patient())
     ready = prepare_or_refuse(context)
     assert isinstance(ready, ReadyStrategy)
     async with ready.run() as events:

@@ -348,7 +348,7 @@ class SamplingTarget:
 def open_race(
     draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, pair_stats: PairStats
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    context = StrategyContext(draft=draft, target=target, request=request, config=config, pair_stats=pair_stats)
+    context = StrategyContext(draft=draft, target=target, request=request, limits=config, pair_stats=pair_stats)
     ready = prepare_or_refuse(context)
     assert isinstance(ready, ReadyStrategy)
     return ready.run()
