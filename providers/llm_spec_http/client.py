@@ -91,8 +91,8 @@ class HttpClient:
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
         Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingEndpointError for a call
-        that it does not know, ConfigError for a session of another event loop, ClosedError once this is closed, TargetError for
-        everything else that goes wrong.
+        that it does not know, ConfigError for a session of another event loop, ClosedError once this is closed,
+        TargetError for everything else that goes wrong.
         """
         with self._calls.open_call():
             return self._calls.add_response(await self._send(path, body, timeouts))
