@@ -88,8 +88,9 @@ class TargetSpeedBaseline:
         num_measured: int | None = None,
         is_beside_draft: bool = False,
     ) -> None:
-        """Add an answer of the target alone; `is_beside_draft`: but for a draft that was not known to slow it.
+        """Add an answer of the target alone.
 
+        is_beside_draft: a draft was running at the same time, but was not known to slow the target down.
         first_s: from the request, of `num_characters`, to the first piece. rest_s: from there to the last piece.
         num_measured: tokens by which rest_s is known; None: its own.
         """

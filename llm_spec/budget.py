@@ -43,7 +43,7 @@ SPENT_AND_RESERVED_COLUMNS: Final = (
 
 
 class Budget(SharedByDecoders):
-    """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
+    """A limit on tokens and money, shared by every decoder that receives it. Wasted tokens count.
 
     A request begins while anything is left, and is cut where nothing is. While it runs it holds its input and a slice
     of its output ahead (`reserved_tokens`, `reserved_cost`), so requests that run at once exceed a budget by what came
@@ -213,7 +213,7 @@ class AnswerReservation:
         wanted = num_output or min(RESERVED_OUTPUT_TOKENS, max_output or RESERVED_OUTPUT_TOKENS)
         granted = self.reserve_input_and_output(price, num_input, wanted, is_whole=num_output > 0)
         if not granted:
-            raise BudgetError("no budget is left for what would be asked; nothing was sent")
+            raise BudgetError("not enough of the budget is left for this call; it was not sent")
         return CallReservation(self, price, num_input, granted, num_output or max_output)
 
     def reserve_input_and_output(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:

@@ -99,9 +99,9 @@ class SpeculativeConfig(Limits):
     acceptance: `coupled` (one seed, one text), `rejection` (the same distribution, no such text), or
         `lossy_typical`, which may change the answer and says so in the result.
     baseline_every: requests after which one is answered without speculation, so that the target's own speed is known:
-        `speedup` and `auto` compare with it. It is more where speculation gains much, so that this costs little; a
-        first one comes early. Of a model in this process, rounds after which one is a plain step. 0: never, and with a
-        strategy chosen by name `speedup` stays None.
+        `speedup` and `auto` compare with it. The interval grows with the speedup, so that measuring stays cheap;
+        the first measurement comes early. For a local model, this counts rounds instead of requests. 0: never, and
+        with a strategy chosen by name `speedup` stays None.
     max_draft_tokens: tokens that may be drafted for one request (in pieces of text where a draft gives no token ids);
         when they are spent the target goes on alone.
     max_total_tokens: tokens of one answer, over and above the request's own `max_tokens`. Where an answer is put

@@ -1,4 +1,4 @@
-"""A target and a draft whose calls are counted (`metering.py`), and cut where that says so; otherwise the same."""
+"""Wrappers that count the calls of a target and a draft, and cut an answer when a limit is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream: one request's way to its target, under its deadline, its timeouts, its retries and its error rules."""
+"""Calls a request's target under the request's deadline, timeouts, retries and error rules."""
 
 from __future__ import annotations
 

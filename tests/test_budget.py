@@ -180,7 +180,7 @@ def test_a_draft_that_no_budget_is_left_for_is_left_out() -> None:
     pair = decoder(target, Budget(max_cost=1.0), draft, strategy="regenerate", prices=prices)
     result = run_virtual(pair.decode("one two three"))
     assert (result.content, len(draft.requests)) == ("one two", 0)
-    assert result.fallbacks == ("BudgetError: no budget is left for what would be asked; nothing was sent",)
+    assert result.fallbacks == ("BudgetError: not enough of the budget is left for this call; it was not sent",)
 
 
 def test_a_model_in_this_process_is_held_by_its_rounds() -> None:

@@ -60,7 +60,7 @@ def result_of(
 
 
 def test_counts_of_hand_made_rounds() -> None:
-    """Rounds, steps, drafted, accepted, emitted and wasted are counted as DESIGN.md defines them."""
+    """Rounds, steps, drafted, accepted, emitted and wasted are counted as the glossary defines them."""
     stats = stats_of(report(4, 4), report(4, 1), report(0, 0), report(2, 0))
     assert (stats.num_rounds, stats.num_spec_steps, stats.num_plain_steps) == (4, 3, 1)
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (10, 5)
@@ -114,7 +114,7 @@ def test_adding_requests_up_is_counting_their_rounds_together(
 
 
 def test_the_metrics_have_the_names_of_the_field() -> None:
-    """The serialised metrics use DESIGN.md's names, and are JSON."""
+    """The serialised metrics use the glossary's names, and are JSON."""
     metrics = json.loads(json.dumps(stats_of(report(4, 2), report(0, 0, verify_s=1.0)).to_dict()))
     assert metrics["num_spec_steps"] == 1
     assert metrics["num_draft_tokens"] == 4

@@ -61,7 +61,7 @@ class AcceptanceRule(Protocol):
         ...
 
     def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
-        """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a TokenChooser."""
+        """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a `TokenSampler`."""
         ...
 
     def verify_proposal(

@@ -90,9 +90,9 @@ class HttpClient:
         """Send a request; the response, once its status is good. The caller closes it (`async with`).
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
-        Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
-        does not know, ConfigError for a session of another event loop, ClosedError once this is closed, TargetError for
-        everything else that goes wrong.
+        Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingEndpointError for a call
+        that it does not know, ConfigError for a session of another event loop, ClosedError once this is closed,
+        TargetError for everything else that goes wrong.
         """
         with self._calls.open_call():
             return self._calls.add_response(await self._send(path, body, timeouts))

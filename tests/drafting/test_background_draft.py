@@ -1,4 +1,4 @@
-"""DraftFeed: a draft in the background, begun anew, realigned, bounded and closed."""
+"""BackgroundDraft: a draft in the background, begun anew, realigned, bounded and closed."""
 
 from __future__ import annotations
 

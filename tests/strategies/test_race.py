@@ -409,7 +409,7 @@ def test_sampled_answers_have_the_targets_law(num_answers: int) -> None:
 
 
 def test_one_seed_for_all_streams_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above is sharp (test_chain.py has the faults of who takes over)."""
+    """The test above is sharp (test_stream_chain.py has the faults of who takes over)."""
     monkeypatch.setattr("llm_spec.strategies.race_target.RaceTarget._vary_seed_per_stream", lambda _, request: request)
     counts, num_won = run_virtual(sampled(1_000, DRAFT_WORDS))
     assert num_won > 200
