@@ -11,13 +11,7 @@ from llm_spec._clock import now, wait_within
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities
 
-__all__ = ["SERVER_FIRST_CHUNK_S", "VENDOR_FIRST_CHUNK_S", "ChunkTimeouts"]
-
-# How long a first piece is waited for where nobody says. A comment that keeps a connection alive is no piece, or a
-# server that sends nothing else would be waited for without end.
-SERVER_FIRST_CHUNK_S: Final = 600.0  # after which OpenAI's and Anthropic's SDKs give up, so nobody waits for it longer
-# OpenAI's guide to flex processing raises its SDK's 600 s to this; models that reason write nothing meanwhile
-VENDOR_FIRST_CHUNK_S: Final = 900.0
+__all__ = ["ChunkTimeouts"]
 
 T = TypeVar("T")
 

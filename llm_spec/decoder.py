@@ -55,7 +55,8 @@ from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.request_log import log_progress, log_request_end, log_request_failure, log_request_start
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.session_affinity import bind_session_headers, derive_session_id, stream_with_session_headers
+from llm_spec.session_affinity import derive_session_id
+from llm_spec.session_headers import bind_session_headers, stream_with_session_headers
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy, has_undiscovered_needs
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain

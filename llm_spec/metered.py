@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Final, Generic, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Sampling, StreamEvent
 from llm_spec.chat_response import complete_from_stream
@@ -37,26 +37,11 @@ from llm_spec.drafting.optional_members import (
 from llm_spec.errors import ClosedError, UnsupportedError
 from llm_spec.metering import MeteredCall, TokenMeter
 
-__all__ = ["MeteredDraft", "MeteredTarget", "count_call_if_target_is_metered"]
+__all__ = ["MeteredDraft", "MeteredTarget"]
 
 T = TypeVar("T")
 
 _NO_TIMEOUTS: Final = Timeouts()
-
-
-@runtime_checkable
-class ExternalCallMeter(Protocol):
-    """A target that counts calls which were not made by its own `stream`."""
-
-    def count_external_call(
-        self,
-        opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
-        request: ChatRequest,
-        *,
-        counts_drafts: bool = False,
-    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """The same call, counted."""
-        ...
 
 
 class MeteredTarget:
@@ -138,24 +123,6 @@ class MeteredTarget:
 
     async def aclose(self) -> None:
         await self._target.aclose()
-
-
-def count_call_if_target_is_metered(
-    target: LlmProvider,
-    opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
-    request: ChatRequest,
-    *,
-    counts_drafts: bool = False,
-) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """Count a call of a target that was not made by its `stream`, where the target is metered.
-
-    `counts_drafts`: the tokens drafted in its rounds are paid for, and are counted here alone.
-    """
-    return (
-        target.count_external_call(opened, request, counts_drafts=counts_drafts)
-        if isinstance(target, ExternalCallMeter)
-        else opened
-    )
 
 
 class _MeteredEndpoint:

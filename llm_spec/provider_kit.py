@@ -89,8 +89,8 @@ if TYPE_CHECKING:
     from llm_spec.broken_answer import BrokenAnswerError
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
-    from llm_spec.chunk_timeouts import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S
     from llm_spec.continuation import ContinuationTest
+    from llm_spec.contract.chat import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S
     from llm_spec.cores import count_usable_cores
     from llm_spec.errors import make_context_length_error
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from llm_spec.proxies import Proxy, find_proxy
     from llm_spec.query_options import parse_query_options
     from llm_spec.request_fields import FIELDS, is_default_value
-    from llm_spec.session_affinity import get_session_headers
+    from llm_spec.session_headers import get_session_headers
     from llm_spec.status_errors import (
         find_reported_error,
         get_error_words,
@@ -213,7 +213,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.broken_answer": "BrokenAnswerError",
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",
-    "llm_spec.chunk_timeouts": "SERVER_FIRST_CHUNK_S VENDOR_FIRST_CHUNK_S",
+    "llm_spec.contract.chat": "SERVER_FIRST_CHUNK_S VENDOR_FIRST_CHUNK_S",
     "llm_spec.continuation": "ContinuationTest",
     "llm_spec.cores": "count_usable_cores",
     "llm_spec.errors": "make_context_length_error",
@@ -237,7 +237,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.proxies": "Proxy find_proxy",
     "llm_spec.query_options": "parse_query_options",
     "llm_spec.request_fields": "FIELDS is_default_value",
-    "llm_spec.session_affinity": "get_session_headers",
+    "llm_spec.session_headers": "get_session_headers",
     "llm_spec.status_errors": (
         "find_reported_error get_error_words get_status_advice make_status_error mask_secrets read_stream_error_status"
     ),

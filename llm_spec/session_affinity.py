@@ -1,16 +1,13 @@
 """Session affinity: all calls of a conversation carry one id in a header, so that a balancer can keep them together.
 
-The id is in a context variable while an answer's work runs, and so in every task that this starts: calls that know
-nothing of the request, such as tokenizing, carry it too. A provider adds `get_session_headers()` to what it sends.
+`session_headers` carries the id from here to the calls.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar, cast
 
 from llm_spec.chat import ChatRequest
@@ -18,12 +15,9 @@ from llm_spec.errors import ConfigError
 from llm_spec.system_texts import strip_billing_header
 
 __all__ = [
-    "bind_session_headers",
     "check_session_header_name",
     "derive_session_id",
-    "get_session_headers",
     "hash_texts",
-    "stream_with_session_headers",
 ]
 
 T = TypeVar("T")
@@ -44,13 +38,6 @@ _RESERVED_HEADERS: Final = frozenset(
 )
 _ID_BYTES: Final = 16
 _NUM_HASHED_CHARS: Final = 4096  # at either end of a text, so that a long prompt costs no time
-_NO_HEADERS: Final[Mapping[str, str]] = {}
-_HEADERS: Final[ContextVar[Mapping[str, str]]] = ContextVar("session_headers", default=_NO_HEADERS)
-
-
-def get_session_headers() -> Mapping[str, str]:
-    """What every call for the present answer has in its headers: the session's id, if one is sent."""
-    return _HEADERS.get()
 
 
 def check_session_header_name(name: str | None) -> None:
@@ -99,25 +86,3 @@ def _iterate_content_texts(content: object) -> Iterator[str]:
     elif isinstance(content, list | tuple):
         for item in cast("list[object]", content):
             yield from _iterate_content_texts(item)
-
-
-@contextmanager
-def bind_session_headers(headers: Mapping[str, str]) -> Generator[None]:
-    """While the context is open, calls have these headers. Not for generators, whose steps may run elsewhere."""
-    token = _HEADERS.set(headers)
-    try:
-        yield
-    finally:
-        _HEADERS.reset(token)
-
-
-async def stream_with_session_headers(items: AsyncGenerator[T], headers: Mapping[str, str]) -> AsyncGenerator[T]:
-    """The items of a generator, each of whose steps runs with these headers; who reads them runs without."""
-    async with aclosing(items):
-        while True:
-            try:
-                with bind_session_headers(headers):
-                    item = await anext(items)
-            except StopAsyncIteration:
-                return
-            yield item

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from llm_spec.chat import ApiName, ChatRequest, ChatResponse, StreamEvent
 
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     from llm_spec.contract.local import TokenModel
 
 __all__ = [
+    "SERVER_FIRST_CHUNK_S",
+    "VENDOR_FIRST_CHUNK_S",
     "Capabilities",
     "ChunkStreaming",
     "FieldTranslator",
     "InputTokenCounter",
     "LlmProvider",
 ]
+
+# How long a first piece is waited for where nobody says. A comment that keeps a connection alive is no piece, or a
+# server that sends nothing else would be waited for without end.
+SERVER_FIRST_CHUNK_S: Final = 600.0  # after which OpenAI's and Anthropic's SDKs give up, so nobody waits for it longer
+# OpenAI's guide to flex processing raises its SDK's 600 s to this; models that reason write nothing meanwhile
+VENDOR_FIRST_CHUNK_S: Final = 900.0
 
 
 @runtime_checkable

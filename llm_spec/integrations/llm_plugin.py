@@ -33,7 +33,17 @@ import click
 import llm
 from llm.parts import StreamEvent
 
-from llm_spec import chat
+from llm_spec.chat import (
+    AnswerDetail,
+    ChatRequest,
+    Finish,
+    ReasoningDelta,
+    ReasoningDetail,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from llm_spec.chat import StreamEvent as AnswerEvent
 from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
@@ -146,7 +156,7 @@ class _SpeculativeModelBase:
         self.supports_schema = spec.schema
         self.attachment_types = _IMAGES if spec.images else frozenset()
 
-    def _build_stream_opener(self, prompt: llm.Prompt) -> OpenStream[chat.StreamEvent]:
+    def _build_stream_opener(self, prompt: llm.Prompt) -> OpenStream[AnswerEvent]:
         """What opens the answer to a prompt."""
         return partial(
             self._pair.stream,
@@ -208,44 +218,44 @@ class _ResponseWriter:
 
     def __init__(self, response: llm.Response | llm.AsyncResponse) -> None:
         self._response = response
-        self._calls: dict[int, chat.ToolCall] = {}
+        self._calls: dict[int, ToolCall] = {}
         self._logprobs: list[dict[str, Any]] = []
-        self._reasoning: list[chat.ReasoningDelta | chat.ReasoningDetail] = []
+        self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
         self._refusal = ""
 
-    def convert_event(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
+    def convert_event(self, event: AnswerEvent) -> Iterator[StreamEvent]:
         match event:
-            case chat.TextDelta():
+            case TextDelta():
                 self._logprobs += convert_logprobs_to_openai(event.logprobs)
                 yield StreamEvent(type="text", chunk=event.text)
-            case chat.ReasoningDelta():
+            case ReasoningDelta():
                 self._reasoning.append(event)
                 yield StreamEvent(type="reasoning", chunk=event.text)
-            case chat.ReasoningDetail():
+            case ReasoningDetail():
                 self._reasoning.append(event)
-            case chat.AnswerDetail():
+            case AnswerDetail():
                 self._refusal += event.refusal
-            case chat.ToolCallDelta():
+            case ToolCallDelta():
                 yield from self._convert_tool_call_delta(event)
-            case chat.Finish():
+            case Finish():
                 if details := merge_reasoning_details(self._reasoning):
                     yield StreamEvent(type="reasoning", chunk="", provider_metadata=build_reasoning_metadata(details))
                 self._record_finish_in_response(event)
             case _:
                 pass
 
-    def _convert_tool_call_delta(self, delta: chat.ToolCallDelta) -> Iterator[StreamEvent]:
+    def _convert_tool_call_delta(self, delta: ToolCallDelta) -> Iterator[StreamEvent]:
         is_new = delta.index not in self._calls
         call = append_tool_call_delta(self._calls.get(delta.index), delta)
         if not call.id:
-            call = chat.ToolCall(f"call_{uuid4().hex}", call.name, call.arguments)
+            call = ToolCall(f"call_{uuid4().hex}", call.name, call.arguments)
         self._calls[delta.index] = call
         if is_new:
             yield StreamEvent(type="tool_call_name", chunk=call.name, tool_call_id=call.id)
         if delta.arguments:
             yield StreamEvent(type="tool_call_args", chunk=delta.arguments, tool_call_id=call.id)
 
-    def _record_finish_in_response(self, finish: chat.Finish) -> None:
+    def _record_finish_in_response(self, finish: Finish) -> None:
         response = self._response
         if self._refusal:
             raise llm.ModelError(f"the model refused to answer: {self._refusal}")
@@ -269,7 +279,7 @@ class _ResponseWriter:
             response.set_usage(input=usage.input_tokens, output=usage.output_tokens, details=details or None)
 
 
-def _parse_tool_call(call: chat.ToolCall, finish: chat.Finish) -> llm.ToolCall:
+def _parse_tool_call(call: ToolCall, finish: Finish) -> llm.ToolCall:
     """A call that may be run; raises ModelError for one that was cut off, or is not a JSON object."""
     is_cut = not call.arguments and finish.finish_reason == "length"
     try:
@@ -293,9 +303,7 @@ class _LazyTargetDraftPair:
         self._source: ProviderSource | None = None
 
     @asynccontextmanager
-    async def stream(
-        self, request: chat.ChatRequest, strategy: str | None
-    ) -> AsyncGenerator[AsyncIterator[chat.StreamEvent]]:
+    async def stream(self, request: ChatRequest, strategy: str | None) -> AsyncGenerator[AsyncIterator[AnswerEvent]]:
         """The events of an answer by that strategy, by default the one that the model was configured with."""
         async with self._get_or_open_source(strategy or self._spec.strategy).stream(request) as events:
             yield events

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
 from llm_spec.contract.chat import LlmProvider
@@ -26,6 +26,7 @@ __all__ = [
     "Refusal",
     "StrategyContext",
     "TextGuarantee",
+    "count_call_if_target_is_metered",
     "find_multi_call_refusal",
     "find_prediction_refusal",
 ]
@@ -134,3 +135,36 @@ def _iterate_fields_to_check(request: ChatRequest) -> Iterator[tuple[str, Any]]:
     yield "presence_penalty", sampling.presence_penalty
     yield "frequency_penalty", sampling.frequency_penalty
     yield from request.extra.items()
+
+
+@runtime_checkable
+class ExternalCallMeter(Protocol):
+    """A target that counts calls which were not made by its own `stream`."""
+
+    def count_external_call(
+        self,
+        opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
+        request: ChatRequest,
+        *,
+        counts_drafts: bool = False,
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """The same call, counted."""
+        ...
+
+
+def count_call_if_target_is_metered(
+    target: LlmProvider,
+    opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
+    request: ChatRequest,
+    *,
+    counts_drafts: bool = False,
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    """Count a call of a target that was not made by its `stream`, where the target is metered.
+
+    `counts_drafts`: the tokens drafted in its rounds are paid for, and are counted here alone.
+    """
+    return (
+        target.count_external_call(opened, request, counts_drafts=counts_drafts)
+        if isinstance(target, ExternalCallMeter)
+        else opened
+    )

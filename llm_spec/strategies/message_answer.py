@@ -56,12 +56,12 @@ from llm_spec.contract.endpoint import (
 )
 from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
-from llm_spec.metered import count_call_if_target_is_metered
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,
     Refusal,
     StrategyContext,
+    count_call_if_target_is_metered,
 )
 from llm_spec.strategies.registry import Prepare
 from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark

@@ -8,8 +8,7 @@ from functools import partial
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.metered import count_call_if_target_is_metered
-from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
+from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee, count_call_if_target_is_metered
 from llm_spec.strategies.limits import Limits
 
 __all__ = ["prepare_or_refuse", "stream_plain"]

@@ -13,8 +13,13 @@ from llm_spec.contract.local import PassTimingModel, TokenDrafter, TokenModel
 from llm_spec.errors import format_error_line
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.metered import count_call_if_target_is_metered
-from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.base import (
+    ReadyStrategy,
+    Refusal,
+    StrategyContext,
+    TextGuarantee,
+    count_call_if_target_is_metered,
+)
 
 __all__ = ["prepare_or_refuse"]
 
