@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftCapabilities, DraftPiece, SecondChoice, TargetError
+from llm_spec import ChatRequest, DraftPiece, TargetError
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.encoded_draft import EncodedDraft, SecondToken
+from llm_spec.drafting.encoded_draft import EncodedDraft
 from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
 from llm_spec.simulation import run_virtual
 
@@ -116,29 +116,6 @@ def run(draft: Pieces, endpoint: Words, body: Callable[[Bench], Any], *, max_tok
     run_virtual(opened())
 
 
-class UnsurePieces(Pieces):
-    """Tells second choices, where it is asked for them: a text and how likely it is for each piece, or None."""
-
-    capabilities = DraftCapabilities(tells_second_choices=True)
-
-    def __init__(self, pieces: Sequence[str], second: Sequence[tuple[str, float] | None]) -> None:
-        super().__init__(pieces)
-        self._second = second
-
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        async with super().draft(request, max_tokens) as pieces:
-
-            async def told() -> AsyncGenerator[DraftPiece]:
-                told_choices = iter(self._second)
-                async for piece in pieces:
-                    choice = next(told_choices, None) if request.top_logprobs is not None else None
-                    yield piece._replace(second=None if choice is None else SecondChoice(*choice))
-
-            async with aclosing(told()) as opened:
-                yield opened
-
-
 def ids(text: str) -> list[int]:
     return [ord(sign) for sign in text]
 
@@ -158,44 +135,6 @@ def test_the_whole_draft_is_encoded_once_and_in_order(cuts: set[int], call_s: fl
         assert endpoint.max_open <= 4
 
     run(Pieces([TEXT[a:b] for a, b in pairwise(ends)]), endpoint, body)
-
-
-@pytest.mark.parametrize("call_s", [0.0, 0.05])
-def test_second_choices_are_told_in_the_places_of_their_tokens(call_s: float) -> None:
-    """The first token that is another one; where it begins alike, that is further on. Unlikely ones are left out."""
-    pieces = ["one", " blue", " sky", " bend", "."]
-    choices = [None, (" red", 0.4), (" sea", 0.3), (" bed", 0.001), ("!", 0.2)]
-
-    async def body(bench: Bench) -> None:
-        bench.background_draft.wants_second_choices = True
-        bench.guess.restart("", 64)
-        await bench.until(lambda: bench.guess.is_idle)
-        await asyncio.sleep(1.0)
-        found = {at: token for at, token in enumerate(bench.guess.second_tokens) if token is not None}
-        text = "".join(pieces)
-        red, sea, end = text.index("blue"), text.index("ky"), text.index(".")
-        assert found == {
-            red: SecondToken(ord("r"), 0.4),
-            sea: SecondToken(ord("e"), 0.3),
-            end: SecondToken(ord("!"), 0.2),
-        }
-        for sign in "one ":
-            bench.guess.confirm_token(ord(sign))
-        assert bench.guess.second_tokens[0] == SecondToken(ord("r"), 0.4)
-        assert len(bench.guess.second_tokens) == len(bench.guess.ids)
-        bench.guess.restart("one ", 64)
-        assert bench.guess.second_tokens == []
-
-    run(UnsurePieces(pieces, choices), Words(call_s), body)
-
-
-def test_second_choices_that_nobody_wants_are_not_asked_for() -> None:
-    async def body(bench: Bench) -> None:
-        bench.guess.restart("", 64)
-        await bench.until(lambda: bench.guess.is_idle)
-        assert bench.guess.second_tokens == []
-
-    run(UnsurePieces(["one", " two"], [(" a", 0.4), (" b", 0.4)]), Words(), body)
 
 
 def test_a_word_is_encoded_at_once_where_nothing_else_is_there_to_send() -> None:
