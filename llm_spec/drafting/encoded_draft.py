@@ -1,4 +1,4 @@
-"""EncodedGuess: a draft's text in a target's own token ids, and where the answer stands in it."""
+"""EncodedDraft: a draft's text in a target's own token ids, and where the answer stands in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ _MAX_ENCODINGS: Final = 4  # at a time, in order: each may cost a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
 _OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
-_WORD: Final = re.compile(r" ?\w+")
-_MAX_CONTINUED: Final = 0.25  # of words that were encoded at once, and went on after all
 
 
 class LateTokenCounts(NamedTuple):
@@ -44,7 +42,7 @@ class EncodedDraft:
     """What a `BackgroundDraft` says, encoded as it comes; `ids` are those that follow the confirmed answer.
 
     `seconds` are those that the draft took for each of them: what is encoded at once is divided evenly.
-    A draft whose own ids are found to be the target's is not encoded, but for a comparison now and then.
+    A draft whose own ids are found to be the target's is not encoded.
     `is_wrong` is set once the target's own token is not the draft's. `changed` is called when `ids` or `failure`
     change.
     """
@@ -72,8 +70,6 @@ class EncodedDraft:
         self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
         self._closing: set[asyncio.Task[list[int]]] = set()
         self._num_agreed = self._num_different = 0
-        self._num_open_words = self._num_continued_words = 0  # that were encoded without waiting for their end
-        self._has_open_word = False  # whether the last stretch was one, and nothing has followed it
 
     @property
     def is_idle(self) -> bool:
@@ -95,7 +91,7 @@ class EncodedDraft:
         """Forget everything, and end what the draft is doing."""
         self._forget_guess()
         self._background_draft.stop()
-        self._has_open_word, self._num_encoded_characters = False, 0
+        self._num_encoded_characters = 0
 
     def restart(self, answer: str, num_tokens: int) -> None:
         """Forget everything; guess what follows `answer`."""
@@ -125,15 +121,12 @@ class EncodedDraft:
         end, believed_ids = self._find_next_stretch()
         if believed_ids:
             self._num_encoded_characters = end
-            self._shared_vocabulary.add_believed()
             self._append_encoded_ids(believed_ids, self._measure_drafting_s(start, end))
             self._news()
             return
-        text = self._text[start:]
-        self._count_open_words(text, end - start)
         if end > start:
             self._num_encoded_characters = end
-            task = asyncio.ensure_future(self._endpoint.encode(text[: end - start]))
+            task = asyncio.ensure_future(self._endpoint.encode(self._text[start:end]))
             task.add_done_callback(self._collect_finished_encodings)
             seconds, own_ids = self._measure_drafting_s(start, end), self._find_own_ids(start, end)
             self._encodings.append(_PendingEncoding(task, seconds, own_ids))
@@ -150,7 +143,9 @@ class EncodedDraft:
             self._early_ids.append(token_id)
             return
         del self.seconds[0]
-        if self.ids.pop(0) != token_id:
+        is_right = self.ids.pop(0) == token_id
+        self._shared_vocabulary.add_confirmed_token(is_right=is_right)
+        if not is_right:
             self.is_wrong = True
 
     async def aclose(self) -> None:
@@ -170,7 +165,7 @@ class EncodedDraft:
             believed_ids = self._find_own_ids(start, len(text))
             if believed_ids:
                 return len(text), believed_ids
-        end = start + self._find_encodable_length(text[start:])
+        end = start + _find_last_word_start(text[start:])
         is_whole = not draft.is_cut or draft.is_exhausted
         is_endless_word = end == 0  # the draft wrote nothing else, and would never come to an end of it
         return len(text) if draft.ended and (is_whole or is_endless_word) else end, None
@@ -182,27 +177,6 @@ class EncodedDraft:
             self._background_draft.find_token_ids(start - num_before, end - num_before) if start >= num_before else None
         )
 
-    def _find_encodable_length(self, text: str) -> int:
-        """Up to where a text is encoded although it goes on: not within a word, unless there is nothing else to send.
-
-        Most drafts write a word at once. A word that goes on costs a wrong guess at worst.
-        """
-        length = _find_last_word_start(text)
-        is_open_word = not (length or self.ids or self._encodings) and _WORD.fullmatch(text) is not None
-        if is_open_word and self._num_continued_words <= _MAX_CONTINUED * (1 + self._num_open_words):
-            return len(text)
-        return length
-
-    def _count_open_words(self, text: str, length: int) -> None:
-        """So much of a text is sent to be encoded: whether it ends within a word, and whether the last one went on."""
-        if text and self._has_open_word:
-            self._num_continued_words += text[0].isalnum()
-            self._has_open_word = False
-        is_open = 0 < length == len(text) and not self._background_draft.ended
-        if is_open and _WORD.fullmatch(text) is not None:
-            self._num_open_words += 1
-            self._has_open_word = True
-
     def _measure_drafting_s(self, start: int, end: int) -> float:
         """How long the draft took for a stretch of `_text`."""
         num_before = len(self._open_text)
@@ -210,7 +184,6 @@ class EncodedDraft:
         return sum(seconds for _, seconds in times) + (self._open_text_s if start == 0 else 0.0)
 
     def _restart_background_draft(self, answer: str, num_tokens: int) -> None:
-        self._has_open_word = False
         self._base_text, self._num_encoded_characters = answer, 0
         self._background_draft.restart(answer, num_tokens)
 
@@ -230,7 +203,8 @@ class EncodedDraft:
                 self.failure = error
             else:
                 if own_ids is not None:
-                    self._shared_vocabulary.add_comparison(has_same=own_ids == task.result())
+                    token_ids = task.result()
+                    self._shared_vocabulary.add_comparison(len(token_ids), has_same=own_ids == token_ids)
                 if not self.is_wrong:
                     self._append_encoded_ids(task.result(), seconds)
             self._news()

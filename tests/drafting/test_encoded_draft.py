@@ -137,22 +137,6 @@ def test_the_whole_draft_is_encoded_once_and_in_order(cuts: set[int], call_s: fl
     run(Pieces([TEXT[a:b] for a, b in pairwise(ends)]), endpoint, body)
 
 
-def test_a_word_is_encoded_at_once_where_nothing_else_is_there_to_send() -> None:
-    """Of a draft whose pieces are words, the first one does not wait for the second; those after it do."""
-    endpoint = Words()
-
-    async def body(bench: Bench) -> None:
-        bench.guess.restart("", 64)
-        await bench.until(lambda: bool(bench.guess.ids))
-        assert endpoint.texts == [TEXT.split(" ", maxsplit=1)[0]]
-        await bench.until(lambda: bench.guess.is_idle)
-        assert "".join(endpoint.texts) == TEXT
-        assert not bench.guess.is_wrong
-
-    words = [word if at == 0 else f" {word}" for at, word in enumerate(TEXT.split(" "))]
-    run(Pieces(words), endpoint, body)
-
-
 def test_tokens_that_come_late_are_judged() -> None:
     """What the target wrote before the draft came to it says how good the draft is, reported once."""
 
@@ -167,16 +151,15 @@ def test_tokens_that_come_late_are_judged() -> None:
     run(Pieces([TEXT]), Words(), body)
 
 
-def test_no_further_word_is_encoded_before_its_end_is_known() -> None:
+def test_no_word_is_encoded_before_its_end_is_known() -> None:
     """What a tokenizer may join with the text that comes waits for it: words, runs of signs and of whitespace."""
     endpoint = Words()
 
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         await bench.until(lambda: bench.guess.is_idle)
-        num_open_words = bench.guess._num_open_words
-        assert num_open_words == 1  # a draft that writes letter by letter is found out
-        for text in endpoint.texts[1:-1]:
+        assert len(endpoint.texts) > 10
+        for text in endpoint.texts[:-1]:
             at = "".join(endpoint.texts).index(text) + len(text)
             before, behind = TEXT[at - 1], TEXT[at]
             assert not (before.isalnum() and behind.isalnum())
@@ -367,8 +350,7 @@ def test_whoever_waits_is_woken_by_what_is_believed() -> None:
     """Also where the draft has ended before, and nothing else will happen."""
 
     async def body(bench: Bench) -> None:
-        for _ in range(16):
-            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.shared_vocabulary.add_comparison(16, has_same=True)
         bench.guess.restart("", 1000)
         await asyncio.sleep(10)
         assert bench.background_draft.ended
@@ -388,7 +370,7 @@ async def read_all_words(bench: Bench) -> None:
 
 
 def test_a_draft_of_the_targets_vocabulary_is_soon_not_encoded() -> None:
-    """After 16 stretches in a row of which both had the same ids; one of 33 is compared from then on."""
+    """After 16 tokens in a row for which both had the same ids."""
     endpoint = Words(0.001)
 
     async def body(bench: Bench) -> None:
@@ -396,7 +378,7 @@ def test_a_draft_of_the_targets_vocabulary_is_soon_not_encoded() -> None:
             await read_all_words(bench)
 
     run(Family(WORDS), endpoint, body)
-    assert 16 < len(endpoint.texts) < 16 + len(WORDS) * 3 / 16
+    assert endpoint.texts == WORDS[:3]
 
 
 def test_what_is_believed_waits_for_no_end_of_a_word() -> None:
@@ -404,8 +386,7 @@ def test_what_is_believed_waits_for_no_end_of_a_word() -> None:
     endpoint = Words(0.1)
 
     async def body(bench: Bench) -> None:
-        for _ in range(16):
-            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.shared_vocabulary.add_comparison(16, has_same=True)
         bench.guess.restart("", 1000)
         for text in (" wo", " word", " words"):
             await bench.until(partial(has_written, bench, text))
@@ -425,19 +406,41 @@ def test_ids_of_another_vocabulary_are_never_believed(offset: int) -> None:
     assert "".join(endpoint.texts) == "".join(WORDS)
 
 
+async def read_one_token(bench: Bench, token_id: int) -> None:
+    """The draft's next token is compared with the target's."""
+    bench.guess.restart("", 1000)
+    await bench.until(lambda: bool(bench.guess.ids))
+    bench.guess.confirm_token(token_id)
+
+
 def test_a_draft_that_gets_another_vocabulary_is_found_out() -> None:
-    """Another model at the same address: its ids are believed for a while, and what it says is wrong."""
+    """Another model at the same address: its ids are believed until 16 of the target's tokens contradict them."""
     draft, endpoint = Family(WORDS), Words(0.001)
 
     async def body(bench: Bench) -> None:
         await read_all_words(bench)
         draft.offset = 1
-        bench.guess.restart("", 1000)
-        await bench.until(lambda: bench.guess.is_idle)
-        assert bench.guess.ids != ids("".join(WORDS))
+        for _ in range(16):
+            assert bench.shared_vocabulary.is_believed
+            await read_one_token(bench, ord(" "))
+            assert bench.guess.is_wrong
         await read_all_words(bench)
 
     run(draft, endpoint, body)
+
+
+def test_a_draft_that_is_often_wrong_is_still_believed() -> None:
+    """A wrong token says nothing of the vocabulary where another one is right."""
+    endpoint = Words(0.001)
+
+    async def body(bench: Bench) -> None:
+        await read_all_words(bench)
+        num_encoded = len(endpoint.texts)
+        for number in range(100):
+            await read_one_token(bench, ord(" " if number % 10 == 0 else "x"))
+        assert len(endpoint.texts) == num_encoded
+
+    run(Family(WORDS), endpoint, body)
 
 
 def test_ids_that_hold_more_than_a_stretch_are_not_taken_for_it() -> None:
@@ -445,8 +448,7 @@ def test_ids_that_hold_more_than_a_stretch_are_not_taken_for_it() -> None:
     endpoint = Words(0.001)
 
     async def body(bench: Bench) -> None:
-        for _ in range(16):
-            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.shared_vocabulary.add_comparison(16, has_same=True)
         bench.guess.restart("x ", 1000)
         await bench.until(lambda: bench.guess.is_idle)
         assert bench.guess.ids == ids("".join(WORDS)[1:])
@@ -482,8 +484,7 @@ def test_own_ids_change_nothing_but_calls(parts: list[list[str]], num_same: int,
                     yield opened
 
     async def body(bench: Bench) -> None:
-        for _ in range(num_same):
-            bench.shared_vocabulary.add_comparison(has_same=True)
+        bench.shared_vocabulary.add_comparison(num_same, has_same=True)
         bench.guess.restart("x", 1000)
         await bench.until(lambda: bench.guess.is_idle)
         texts.append(bench.background_draft.text)
