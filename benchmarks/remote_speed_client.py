@@ -75,7 +75,7 @@ class InstantDraft:
         if request.prefix:
             messages.append({"role": "assistant", "content": request.prefix})
         prompt_ids = encode_chat(messages, continues=bool(request.prefix))
-        for _, (token_id, _likeliest) in zip(range(max_tokens), self._model.write(prompt_ids), strict=False):
+        for _, token_id in zip(range(max_tokens), self._model.write(prompt_ids), strict=False):
             if token_id == END_ID:
                 yield DraftPiece("", finish_reason="stop")
                 return

@@ -202,7 +202,6 @@ class SpeculativeDecoder:
             token_scorer=None,
             message_parser=None,
             whole_answers=False,
-            tells_logprobs=False,  # it answers plainly then
         )
 
     async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:

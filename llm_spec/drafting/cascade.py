@@ -73,7 +73,6 @@ class CascadeDraft(RequestOptionalDrafter):
             is_free=all(can.is_free for can in each),
             drafts=self._drafts,
             token_model=model,
-            tells_second_choices=any(can.tells_second_choices for can in each),
             companion=None if model is None else self._copy_without_last_draft(),
         )
 

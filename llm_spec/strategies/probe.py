@@ -46,10 +46,8 @@ def _open_probe_rounds(
 def _make_verify_by_sampling(endpoint: TokenEndpoint, sampling: Sampling) -> VerifyRound:
     unseeded = replace(sampling, seed=None)  # one seed for a whole batch would draw the same noise for each prefix
 
-    async def verify_by_sampling(
-        context_ids: list[int], drafted_ids: list[int], branches: list[list[int]]
-    ) -> list[SampledToken]:
+    async def verify_by_sampling(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         prefixes = [context_ids + drafted_ids[:end] for end in range(len(drafted_ids) + 1)]
-        return await endpoint.sample_next(prefixes + branches, unseeded)
+        return await endpoint.sample_next(prefixes, unseeded)
 
     return verify_by_sampling

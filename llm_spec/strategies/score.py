@@ -93,11 +93,7 @@ def _make_verify_by_scores(endpoint: TokenEndpoint, scorer: TokenScorer, samplin
             ends[token_id] = token.is_end
         return ends[token_id]
 
-    async def verify_by_scores(
-        context_ids: list[int],
-        drafted_ids: list[int],
-        branches: list[list[int]],  # noqa: ARG001 - there are none
-    ) -> list[SampledToken]:
+    async def verify_by_scores(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         num_rows = len(drafted_ids) + 1
         rows = await scorer.score(context_ids + drafted_ids, num_rows=num_rows, top=top)
         _check_scored_rows(rows, num_rows, top)

@@ -93,7 +93,6 @@ class HttpProvider:
                 prediction=dialect.prediction,
                 shares_prompt_cache=dialect.shares_prompt_cache,
                 whole_answers=dialect.stops_when_reader_leaves,
-                tells_logprobs=dialect.tells_logprobs,
                 first_chunk_s=VENDOR_FIRST_CHUNK_S if dialect.is_vendor else SERVER_FIRST_CHUNK_S,
             ),
             tokens,
