@@ -211,11 +211,6 @@ class ServerFeatures:
         """The calls with token ids, unless they were found to be missing."""
         return None if self._endpoint.is_known_missing else self._tokens
 
-    async def wait_for_early_endpoint(self) -> HttpTokenEndpoint | None:
-        """The same, once a call of a trial has shown that there is room beside an answer; None: there is none."""
-        has_room = self._tokens is not None and await self.pace.wait_for_room()
-        return self.get_untried_token_endpoint() if has_room else None
-
     def mark_token_ids_missing(self) -> None:
         """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
         self._endpoint.mark_missing()

@@ -18,7 +18,6 @@ from llm_spec import (
     ChatResponse,
     ConfigError,
     StreamEvent,
-    UnsupportedError,
     complete_from_stream,
 )
 from llm_spec.contract.endpoint import Feature
@@ -132,15 +131,6 @@ class HttpProvider:
             tokens.stream_chat_trying_token_ids(request, on_refusal=self._features.mark_token_ids_missing),
             requests_trial=True,
         )
-
-    async def encode_early(self, text: str) -> list[int]:
-        tokens = self._features.get_untried_token_endpoint()
-        if tokens is None:
-            raise UnsupportedError(f"{self.name} does not take token ids")
-        return await tokens.encode(text)
-
-    async def wait_for_early_endpoint(self) -> HttpTokenEndpoint | None:
-        return await self._features.wait_for_early_endpoint()
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:

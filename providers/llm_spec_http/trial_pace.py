@@ -85,15 +85,6 @@ class TrialPace:
             each.late_s += late_s
         return result
 
-    async def wait_for_room(self) -> bool:
-        """Wait until room has been seen beside an answer; False: there is none under way."""
-        while not self.has_seen_room:
-            answer = self._find_latest_active_answer()
-            if answer is None:
-                return False
-            await answer.wait_for_event()
-        return True
-
     async def run_call_in_idle_time(self, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives that may hold up every answer for seconds; made when there was none for a second."""
         while (answer := await self._find_answer_or_idle_time()) is not None:

@@ -23,6 +23,7 @@ from llm_spec import (
     TargetError,
     TransientError,
 )
+from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.simulation import SimulatedDraft
@@ -136,21 +137,19 @@ async def test_other_servers_are_not_confused_with_it() -> None:
             await other.aclose()
 
 
-async def test_a_server_that_refuses_to_tell_ids_is_asked_without() -> None:
-    """The first answer asks for them before it is known whether that is allowed; a refusal costs one request."""
-
-    def refused(_: str, body: Json, __: Any) -> Json:
-        if "return_token_ids" in body:
-            raise InvalidRequestError("Extra inputs are not permitted: body.return_token_ids")
-        return body
-
-    server = Odd()
-    server.on_request = refused
-    async with server, opened(server) as provider:
-        config = SpeculativeConfig(strategy="probe")
-        async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
-            result = await decoder.decode("q", temperature=0.0)
-        assert (result.content, result.guarantee, result.plain_reason) == (ANSWER, "exact", "target")
+@pytest.mark.parametrize("strategy", ["race", "probe", "score"])
+async def test_a_program_waits_for_what_its_strategy_needs(strategy: StrategyName) -> None:
+    """Then the first answer is by the strategy; without that it is plain."""
+    for waits in (True, False):
+        async with Odd() as server, opened(server) as provider:
+            config = SpeculativeConfig(strategy=strategy, baseline_every=0)
+            async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
+                if waits:
+                    await decoder.discover()
+                result = await decoder.decode("q", temperature=0.0)
+        assert result.content == ANSWER
+        assert result.strategy == (strategy if waits else "plain")
+        assert (result.plain_reason == "discovery") == (not waits)
 
 
 async def test_a_draft_whose_server_refuses_to_tell_ids_asks_for_them_ever_more_rarely(clock: Clock) -> None:

@@ -50,7 +50,7 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
             yield f"auto chose {name}"
     elif name != case.strategy:
         is_tried = (result.plain_reason == "baseline" and case.baseline_every > 0) or (
-            result.plain_reason == "discovery" and case.num_failing_trials > 0
+            result.plain_reason == "discovery" and (case.discover_s is not None or case.num_failing_trials > 0)
         )
         is_tried = is_tried or (result.plain_reason == "target" and not case.continues)
         # where one token may complete two stop strings, servers differ in which of them counts
