@@ -99,6 +99,7 @@ def open_client(setup: ClientSetup) -> SpeculativeDecoder:
 async def run_client(setup: ClientSetup) -> None:
     """Answer each line of the standard input, one after another, in one decoder."""
     decoder, lines = open_client(setup), asyncio.StreamReader(limit=2**20)
+    await decoder.discover()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     try:
         while line := await lines.readline():

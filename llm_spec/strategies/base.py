@@ -11,7 +11,6 @@ from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature
 from llm_spec.deadline import Deadline
 from llm_spec.errors import InvalidRequestError, UnsupportedError
 from llm_spec.pair_stats import PairStats
@@ -51,11 +50,10 @@ class StrategyContext:
     """One request: who drafts for whom, what is asked, and what a strategy may know and use.
 
     Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
-    measures to them. `deadline`: when the answer ends; None: it has time. `untried`: features of the target that are
-    being discovered; a strategy that can begin without them, and wait for `target.discover` beside the answer, is
-    ready all the same. `writes_raw_text`: what the strategy writes is read by a message parser afterwards
-    (`message_answer.py`), so that the request may have tools. `keeps_constraints`: the server may constrain the answer;
-    a stream that would begin within such a part raises ConstraintBegunError.
+    measures to them. `deadline`: when the answer ends; None: it has time. `writes_raw_text`: what the strategy writes
+    is read by a message parser afterwards (`message_answer.py`), so that the request may have tools.
+    `keeps_constraints`: the server may constrain the answer; a stream that would begin within such a part raises
+    ConstraintBegunError.
     """
 
     draft: DraftProvider | None
@@ -64,7 +62,6 @@ class StrategyContext:
     config: SpeculativeConfig
     pair_stats: PairStats
     deadline: Deadline | None = None
-    untried: frozenset[Feature] = frozenset()
     writes_raw_text: bool = False
     keeps_constraints: bool = False
 

@@ -12,14 +12,13 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 
 __all__ = ["prepare_or_refuse"]
 
 
 def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any draft; a target that takes batches of token-id prompts. Sample and compare: exact whatever the draft is."""
-    draft, endpoint = context.draft, find_token_endpoint(context)
+    draft, endpoint = context.draft, context.target.capabilities.token_endpoint
     if draft is None:
         return Refusal("there is no draft")
     if endpoint is None:

@@ -48,7 +48,6 @@ from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
-from llm_spec.strategies.undiscovered_endpoint import UndiscoveredEndpoint
 from llm_spec.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
@@ -343,14 +342,8 @@ class _ServerRounds:
         return [*self._prompt_ids, *self._scheduler.ids]
 
     def _has_other_server_calls(self) -> bool:
-        """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
-        return bool(self._tasks) or self._is_target_being_tried or self._scheduler.prompt_trial.is_running
-
-    @property
-    def _is_target_being_tried(self) -> bool:
-        """Whether calls that find out what the target can do may still be of use to this answer."""
-        endpoint = self._endpoint
-        return isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried and not self._has_given_up
+        """Whether the server has other work of ours beside its stream."""
+        return bool(self._tasks) or self._scheduler.prompt_trial.is_running
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
         """Have some tokens of the prompt and the answer read, by a call like those of rows."""
@@ -474,8 +467,6 @@ class _ServerRounds:
             num_tokens = count_piece_tokens(event)
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-                if stream.timer.first_s is not None and self._is_target_being_tried:
-                    scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
             await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)
