@@ -39,7 +39,7 @@ from llm_spec import (
     TokenModel,
     TokenSession,
 )
-from llm_spec.drafting.optional_members import open_token_draft
+from llm_spec.contract.optional import open_token_draft
 from llm_spec.generation import count_right_tokens, count_worth_verifying
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.proposer import Proposer

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 NUM_WORDS: Final = 512  # a power of two: any odd step goes through all of them
-UNSURE_FACTOR: Final = 3  # tokens of which a draft is unsure, for each at which it is wrong
-SURE_LOGPROB: Final = math.log(0.005)  # of a second choice where it is sure
 NUM_CANDIDATES: Final = 24  # tokens that can follow; servers report 20 at most
 LEAST_LOGPROB: Final = -30.0  # of all others
 
@@ -109,13 +107,6 @@ class Candidate(NamedTuple):
 
     token_id: int
     logprob: float
-
-
-class Step(NamedTuple):
-    """A token that is written, and the likeliest that were possible there, as far as its model tells them."""
-
-    token_id: int
-    likeliest: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,42 +223,29 @@ class DraftModel:
     """A draft of `model`: right at each position with probability `agreement`, and wrong for good once it was wrong.
 
     Where it is wrong depends on the prompt, the position and `seed` alone. Restarted on the right text, it is right
-    again, up to the next such position. It is unsure there, and at twice as many others; where it is wrong its second
-    choice is right with probability `second`.
+    again, up to the next such position.
     """
 
     model: Model
     agreement: float
-    second: float = 0.0
     seed: int = 0
 
-    def write(self, token_ids: Sequence[int]) -> Iterator[Step]:
-        """The tokens after a prompt, the end among them, each with its first and second choice."""
+    def write(self, token_ids: Sequence[int]) -> Iterator[int]:
+        """The tokens after a prompt, the end among them."""
         context, is_wrong = self.model.read(token_ids), False
         prompt_ids = token_ids[: len(token_ids) - (context.num_answered or 0)]
         prompt = hashlib.blake2b(array("I", (self.seed, *prompt_ids)).tobytes())
         position = context.num_answered or 0
         while True:
-            draws = _draw_three_numbers(prompt, position)
-            is_miss = not is_wrong and draws[0] >= self.agreement
-            is_wrong = is_wrong or is_miss
-            first, second = (1, 2) if is_wrong and not context.is_at_end else (0, 1)
-            if is_miss and draws[1] < self.second:
-                second = 0
-            share = min(1.0, (UNSURE_FACTOR - 1) * (1 - self.agreement) / max(self.agreement, 1e-9))
-            is_unsure = is_miss or draws[2] < share
-            logprob = math.log(max(self.second, 1e-9) / UNSURE_FACTOR) if is_unsure else SURE_LOGPROB
-            token_id = context.rank(first)
-            first_logprob = math.log1p(-math.exp(logprob))
-            yield Step(token_id, (Candidate(token_id, first_logprob), Candidate(context.rank(second), logprob)))
+            is_wrong = is_wrong or _draw_number(prompt, position) >= self.agreement
+            token_id = context.rank(1 if is_wrong and not context.is_at_end else 0)
+            yield token_id
             context.push(token_id)
             position += 1
 
 
-def _draw_three_numbers(prompt: hashlib.blake2b, position: int) -> tuple[float, float, float]:
+def _draw_number(prompt: hashlib.blake2b, position: int) -> float:
     """From 0 to 1."""
     draw = prompt.copy()
     draw.update(array("I", (position,)).tobytes())
-    digest = draw.digest()
-    first, second, third = (int.from_bytes(digest[at : at + 8], "big") / 2**64 for at in (0, 8, 16))
-    return first, second, third
+    return int.from_bytes(draw.digest()[:8], "big") / 2**64

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 from aiohttp import web
 from double_engine import Costs, Engine
-from double_model import DraftModel, InvalidPromptError, Model, Step, decode, encode
+from double_model import DraftModel, InvalidPromptError, Model, decode, encode
 from double_wire import (
     MAX_MODEL_LEN,
     MODEL_NAME,
@@ -42,18 +42,18 @@ VERSION: Final = "0.32.0"  # of the vLLM whose answers these are like
 class Writer(Protocol):
     """A model that goes on from a prompt."""
 
-    def __call__(self, prompt_ids: Sequence[int], options: CompletionOptions) -> Iterator[Step]: ...
+    def __call__(self, prompt_ids: Sequence[int], options: CompletionOptions) -> Iterator[int]: ...
 
 
 def make_target_writer(model: Model) -> Writer:
     """The target's tokens; sampled with the request's seed, or with one of the server's own."""
 
-    def write(prompt_ids: Sequence[int], options: CompletionOptions) -> Iterator[Step]:
+    def write(prompt_ids: Sequence[int], options: CompletionOptions) -> Iterator[int]:
         context = model.read(prompt_ids)
         rng = random.Random(options.seed)  # noqa: S311 - draws of a toy model
         while True:
             token_id = context.sample(options.sampling, rng)
-            yield Step(token_id)
+            yield token_id
             context.push(token_id)
 
     return write
@@ -62,32 +62,20 @@ def make_target_writer(model: Model) -> Writer:
 def make_draft_writer(draft: DraftModel) -> Writer:
     """The draft's tokens, greedy."""
 
-    def write(prompt_ids: Sequence[int], options: CompletionOptions) -> Iterator[Step]:  # noqa: ARG001 - a Writer
+    def write(prompt_ids: Sequence[int], options: CompletionOptions) -> Iterator[int]:  # noqa: ARG001 - a Writer
         return draft.write(prompt_ids)
 
     return write
 
 
 class DoubleServer:
-    """The endpoints; `model` is what the target is, also where a draft of it answers.
+    """The endpoints; `model` is what the target is, also where a draft of it answers."""
 
-    `chat_logprobs`: whether chat tells the log-probabilities of two tokens; else it refuses to.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        model: Model,
-        write: Writer,
-        *,
-        token_endpoints: bool = True,
-        chat_logprobs: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, model: Model, write: Writer, *, token_endpoints: bool = True) -> None:
         self._engine = engine
         self._model = model
         self._write = write
         self._takes_ids = token_endpoints
-        self._chat_logprobs = chat_logprobs
         self._num_answers = 0
 
     def make_app(self) -> web.Application:
@@ -123,9 +111,7 @@ class DoubleServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        options = CompletionOptions.parse(
-            body, is_chat=True, takes_ids=self._takes_ids, chat_logprobs=self._chat_logprobs
-        )
+        options = CompletionOptions.parse(body, is_chat=True, takes_ids=self._takes_ids)
         return await self._answer(request, [parse_chat(body)], options, ChatFormat(self._make_id("chatcmpl")))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -239,7 +225,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--answer-tokens", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0, help="another seed, another model")
     parser.add_argument("--agreement", type=float, help="be a draft that is right with this probability at each token")
-    parser.add_argument("--second-choices", type=float, help="tell them, right with this probability where it is wrong")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--lifetime-s", type=float, default=3600.0)
     parser.add_argument("--end-with-stdin", action="store_true")
@@ -252,15 +237,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     model = Model(seed=arguments.seed, answer_tokens=arguments.answer_tokens)
     write = make_target_writer(model)
     if arguments.agreement is not None:
-        draft = DraftModel(model=model, agreement=arguments.agreement, second=arguments.second_choices or 0.0)
-        write = make_draft_writer(draft)
-    server = DoubleServer(
-        Engine(costs),
-        model,
-        write,
-        token_endpoints=arguments.token_endpoints,
-        chat_logprobs=arguments.second_choices is not None,
-    )
+        write = make_draft_writer(DraftModel(model=model, agreement=arguments.agreement))
+    server = DoubleServer(Engine(costs), model, write, token_endpoints=arguments.token_endpoints)
     runner = web.AppRunner(server.make_app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", arguments.port)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, cast
 
 from double_model import (
@@ -18,7 +18,6 @@ from double_model import (
     Context,
     Model,
     Sampling,
-    Step,
     decode,
     encode,
     encode_chat,
@@ -54,15 +53,12 @@ class CompletionOptions:
     names_are_ids: bool = False
 
     @classmethod
-    def parse(
-        cls, body: Mapping[str, Any], *, is_chat: bool, takes_ids: bool, chat_logprobs: bool = False
-    ) -> CompletionOptions:
+    def parse(cls, body: Mapping[str, Any], *, is_chat: bool, takes_ids: bool) -> CompletionOptions:
         """Read a body; raises InvalidRequestError for what the double does not do."""
         unsupported = [name for name in _UNSUPPORTED if body.get(name)]
-        if unsupported or body.get("n", 1) != 1 or (is_chat and body.get("logprobs") and not chat_logprobs):
+        if unsupported or body.get("n", 1) != 1 or (is_chat and body.get("logprobs")):
             raise InvalidRequestError(f"this server does not do {', '.join(unsupported) or 'n > 1, or chat logprobs'}")
-        num_chat_logprobs = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
-        echo, num_logprobs = bool(body.get("echo")), num_chat_logprobs if is_chat else body.get("logprobs")
+        echo, num_logprobs = bool(body.get("echo")), None if is_chat else body.get("logprobs")
         num_prompt_logprobs = body.get("prompt_logprobs", num_logprobs if echo else None)
         if max(num_logprobs or 0, num_prompt_logprobs or 0) > MAX_LOGPROBS:
             raise InvalidRequestError(f"Requested logprobs greater than max allowed: {MAX_LOGPROBS}")
@@ -122,7 +118,6 @@ class Piece:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     stop_reason: str | None = None
-    likeliest: tuple[Candidate, ...] = ()
 
 
 @dataclass(slots=True)
@@ -132,7 +127,7 @@ class Row:
     index: int
     prompt_ids: list[int]
     options: CompletionOptions
-    next_steps: Iterator[Step]
+    next_ids: Iterator[int]
     written_ids: list[int] = field(default_factory=list[int])
     text: str = ""
     num_shown: int = 0  # characters
@@ -144,10 +139,10 @@ class Row:
 
     def step(self) -> Piece:
         """Write one token."""
-        token_id, likeliest = next(self.next_steps)
+        token_id = next(self.next_ids)
         self.written_ids.append(token_id)
         self.text += "" if token_id == END_ID else decode((token_id,))
-        piece = replace(self._show((token_id,), *self._find_end()), likeliest=likeliest)
+        piece = self._show((token_id,), *self._find_end())
         self.pieces.append(piece)
         return piece
 
@@ -220,8 +215,7 @@ class ChatFormat(AnswerFormat):
         return [chunk | ({"prompt_token_ids": row.prompt_ids} if options.has_token_ids else {})]
 
     def make_chunk(self, row: Row, piece: Piece, options: CompletionOptions) -> dict[str, Any]:
-        logprobs = None if options.num_logprobs is None else _make_chat_logprobs(piece, options.num_logprobs)
-        choice = {"index": row.index, "delta": {"content": piece.text}, "logprobs": logprobs}
+        choice = {"index": row.index, "delta": {"content": piece.text}, "logprobs": None}
         return self._wrap([choice | _make_ending(piece, options)], is_chunk=True)
 
     def make_whole(self, rows: Sequence[Row], options: CompletionOptions, num_cached: int) -> dict[str, Any]:
@@ -319,20 +313,6 @@ def _make_entry(token_id: int, candidates: Sequence[Candidate] | None, num_top: 
             "decoded_token": decode((c.token_id,)),
         }
         for c in shown
-    }
-
-
-def _make_chat_logprobs(piece: Piece, num_top: int) -> dict[str, Any]:
-    """`logprobs` of a chunk of chat, which is one token."""
-
-    def tell(candidate: Candidate) -> dict[str, Any]:
-        text = decode((candidate.token_id,))
-        return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode())}
-
-    return {
-        "content": [
-            tell(first) | {"top_logprobs": [*map(tell, piece.likeliest[:num_top])]} for first in piece.likeliest[:1]
-        ]
     }
 
 

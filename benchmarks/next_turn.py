@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from llm_spec import ChatMessage, ChatRequest, DraftProvider, LlmProvider, ProviderDraft, TextDelta, open_provider
-from llm_spec.drafting.optional_members import open_draft_for_request
+from llm_spec.contract.optional import open_draft_for_request
 
 WORDS = ("the", "cat", "dog", "house", "tree", "runs", "sees", "finds", "old", "new", "blue", "small", "and", "near")
 

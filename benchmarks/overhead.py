@@ -223,7 +223,8 @@ async def measure_over_model_server(url: str, answer: str, repeats: int) -> None
             assert result.content == answer
             return 0 if result.usage is None else result.usage.output_tokens
 
-        await read_race()  # what the server can do is known from now on
+        await decoder.discover()
+        await read_race()
         alone, whole = await measure_by_turns(partial(read_answers_together, provider, STREAMS), read_race, repeats)
     finally:
         await provider.aclose()

@@ -1,7 +1,7 @@
 """How much faster are remote strategies by an outside clock? Against servers whose prices the package does not know.
 
     python benchmarks/remote_speed.py [--quick] [--scenarios A,B] [--strategies race] [--agreements 0.8,0.9]
-                                      [--second 0.5] [--tokens 300] [--seeds 6] [--answers 2] [--json FILE]
+                                      [--tokens 300] [--seeds 6] [--answers 2] [--json FILE]
 
 Target and draft are `double_server.py`, each in a process of its own, spoken to over sockets. Every answer is the
 first of a fresh client process, or one of its first `--answers`: its whole time is taken around the public call, and
@@ -18,8 +18,7 @@ F   a server without room: each further sequence slows all by 80 %, and every pr
 E   `auto` over the requests of one decoder, at the prices of A: the first 20 together beside plain, the others beside
     each strategy by name
 
-With `--second` each cell but those of E is measured again with a draft that tells its second choices, which are right
-with this probability where it is wrong (printed after the agreement). Exits with 1 where a text differs.
+Exits with 1 where a text differs.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class Scenario:
     strategies: tuple[str, ...]
     streams: int | None = None
     by_text: bool = False  # also without token endpoints
-    second: float | None = None  # also with a draft whose second choices are so often right where it is wrong
 
     def __str__(self) -> str:
         def tell(prices: dict[str, float]) -> str:
@@ -154,12 +152,6 @@ class Cell:
     strategy: str
     by_ids: bool
     agreement: float
-    second: float | None = None  # how often the draft's second choice is right where it is wrong; None: it tells none
-
-    @property
-    def draft_options(self) -> dict[str, float]:
-        second = {} if self.second is None else {"second_choices": self.second}
-        return {"agreement": self.agreement, **second}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +189,7 @@ class CellReport:
         columns = (
             f"{cell.scenario.name} {cell.strategy}",
             "ids" if cell.by_ids else "text",
-            f"{cell.agreement:.2f}" + ("" if cell.second is None else f" {cell.second:.2f}"),
+            f"{cell.agreement:.2f}",
             f"{statistics.fmean(a.taken_s for a in self.plain):.2f}",
             f"{statistics.fmean(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})",
             f"{statistics.fmean(said):.2f} ({statistics.fmean(self.errors):+.0%})" if said else "-",
@@ -235,7 +227,7 @@ def start_pair(cell: Cell) -> Generator[ClientSetup]:
         yield ClientSetup(
             strategy=cell.strategy,
             target_url=target_url,
-            draft_url=None if scenario.draft is None else start(**scenario.draft, **cell.draft_options),
+            draft_url=None if scenario.draft is None else start(**scenario.draft, agreement=cell.agreement),
             agreement=cell.agreement,
             answer_tokens=scenario.tokens,
             streams=scenario.streams,
@@ -258,10 +250,9 @@ def measure_cell(cell: Cell, num_seeds: int, num_answers: int) -> CellReport:
 
 
 def list_cells(scenario: Scenario) -> Iterator[Cell]:
-    seconds = (None,) if scenario.second is None else (None, scenario.second)
     for by_ids in (True, False) if scenario.by_text else (True,):
-        for strategy, agreement, second in product(scenario.strategies, scenario.agreements, seconds):
-            yield Cell(scenario=scenario, strategy=strategy, by_ids=by_ids, agreement=agreement, second=second)
+        for strategy, agreement in product(scenario.strategies, scenario.agreements):
+            yield Cell(scenario=scenario, strategy=strategy, by_ids=by_ids, agreement=agreement)
 
 
 def measure_scenario(scenario: Scenario, num_seeds: int, num_answers: int) -> list[CellReport]:
@@ -337,7 +328,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--strategies", help="with commas; else those of the scenario")
     parser.add_argument("--agreements", help="with commas; else those of the scenario")
     parser.add_argument("--tokens", type=int, help="of an answer; else those of the scenario")
-    parser.add_argument("--second", type=float, help="also with a draft whose second choices are so often right")
     parser.add_argument("--streams", type=int, help="max_concurrent_streams; else those of the scenario")
     parser.add_argument("--seeds", type=int, default=3, help="client processes of a cell")
     parser.add_argument("--answers", type=int, default=1, help="of a client process, one after another")
@@ -356,7 +346,6 @@ def choose_scenarios(arguments: argparse.Namespace) -> list[Scenario]:
     options: dict[str, Any] = {
         "tokens": arguments.tokens or (100 if arguments.quick else None),
         "streams": arguments.streams,
-        "second": arguments.second,
         "strategies": tuple(arguments.strategies.split(",")) if arguments.strategies else None,
         "agreements": tuple(map(float, arguments.agreements.split(","))) if arguments.agreements else None,
     }

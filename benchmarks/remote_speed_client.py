@@ -75,7 +75,7 @@ class InstantDraft:
         if request.prefix:
             messages.append({"role": "assistant", "content": request.prefix})
         prompt_ids = encode_chat(messages, continues=bool(request.prefix))
-        for _, (token_id, _likeliest) in zip(range(max_tokens), self._model.write(prompt_ids), strict=False):
+        for _, token_id in zip(range(max_tokens), self._model.write(prompt_ids), strict=False):
             if token_id == END_ID:
                 yield DraftPiece("", finish_reason="stop")
                 return
@@ -99,6 +99,7 @@ def open_client(setup: ClientSetup) -> SpeculativeDecoder:
 async def run_client(setup: ClientSetup) -> None:
     """Answer each line of the standard input, one after another, in one decoder."""
     decoder, lines = open_client(setup), asyncio.StreamReader(limit=2**20)
+    await decoder.discover()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     try:
         while line := await lines.readline():

@@ -22,11 +22,12 @@ async def main() -> None:
         target = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         draft = ReferenceDraft(make_disagreeing_draft(ANSWER, 0.99, seed=1))  # yesterday's answer: nearly the same
         config = SpeculativeConfig(strategy="race", max_concurrent_streams=8)
-        await target.discover("token_endpoint")  # the first request would do it, once per server
+        decoder = SpeculativeDecoder(draft, target, config)
+        await decoder.discover()  # else the first answer would be plain
         started = time.perf_counter()
         plain = await SpeculativeDecoder(None, target).decode("How?", temperature=0)
         plain_s = time.perf_counter() - started
-        raced = await SpeculativeDecoder(draft, target, config).decode("How?", temperature=0)
+        raced = await decoder.decode("How?", temperature=0)
         await target.aclose()
     assert raced.content == plain.content
     print(f"the same text, {raced.guarantee}: {plain_s:.2f} s alone, {raced.timings.total_s:.2f} s raced")

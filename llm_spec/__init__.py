@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llm_spec.concurrency_limit import ConcurrencyLimit
     from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, Timeouts
     from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
-    from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft, SecondChoice
+    from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft
     from llm_spec.contract.endpoint import (
         Discoverable,
         FeatureLossAware,
@@ -178,7 +178,6 @@ __all__ = [
     "Round",
     "SampledToken",
     "Sampling",
-    "SecondChoice",
     "SpeculativeConfig",
     "SpeculativeDecoder",
     "SpeculativeFinish",
@@ -236,7 +235,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.concurrency_limit": "ConcurrencyLimit",
     "llm_spec.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
     "llm_spec.contract.chat": "Capabilities ChunkStreaming LlmProvider",
-    "llm_spec.contract.draft": "DraftCapabilities DraftPiece DraftProvider PerRequestDraft SecondChoice",
+    "llm_spec.contract.draft": "DraftCapabilities DraftPiece DraftProvider PerRequestDraft",
     "llm_spec.contract.endpoint": (
         "Discoverable FeatureLossAware SampledToken TargetFeature TokenEndpoint TokenScorer TopTokens"
     ),

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
+from llm_spec.errors import ConfigError, InvalidRequestError, TargetError, TransientError
 from llm_spec.pricing import parse_price
 from llm_spec.registry import open_draft, open_provider, strip_address, strip_credentials
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.strategies.registry import PLAIN
+from llm_spec.strategies.registry import AUTO, PLAIN
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
 
 __all__ = ["run_prompt_command"]
@@ -99,9 +100,11 @@ async def _answer_and_compare_with_plain(
     """The result and, compared with the target alone, whether its text is the same."""
     try:
         screen = AnswerScreen(sys.stdout, silent=arguments.json)
-        result = await _print_answer_as_it_comes(
-            SpeculativeDecoder(draft, target, config), target.name, request, screen
-        )
+        decoder = SpeculativeDecoder(draft, target, config)
+        if config.strategy != AUTO:  # it does not need to know for a first answer
+            with suppress(TransientError):  # the answer will say so
+                await decoder.discover()
+        result = await _print_answer_as_it_comes(decoder, target.name, request, screen)
         if not arguments.compare:
             return result, None
         request = replace(request, sampling=replace(request.sampling, seed=result.seed))

@@ -32,13 +32,14 @@ from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature, FeatureLossAware
+from llm_spec.contract.optional import copy_draft_for_new_client
 from llm_spec.counting import estimate_request_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.optional_members import copy_draft_for_new_client
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import (
     BudgetError,
+    ClosedError,
     InvalidRequestError,
     TargetError,
     TransientError,
@@ -58,7 +59,7 @@ from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.session_affinity import derive_session_id
 from llm_spec.session_headers import bind_session_headers, stream_with_session_headers
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
-from llm_spec.strategies.choice import StrategyChoice, choose_strategy, has_undiscovered_needs
+from llm_spec.strategies.choice import StrategyChoice, choose_strategy, discover_needed_features
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_configured_strategies
 from llm_spec.stream_timing import record_plain_answer_times
@@ -203,7 +204,6 @@ class SpeculativeDecoder:
             token_scorer=None,
             message_parser=None,
             whole_answers=False,
-            tells_logprobs=False,  # it answers plainly then
         )
 
     async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:
@@ -304,11 +304,21 @@ class SpeculativeDecoder:
             on_retry=lambda _error, _wait_s: None,
         )
 
-    async def discover(self, feature: Feature) -> None:
-        """Try whether the target goes on from a text (`Discoverable`); of its other features none are passed on."""
+    async def discover(self, feature: Feature | None = None) -> None:
+        """Find out what the target can do; answers before that is known are plain.
+
+        Without a feature, all that the configured strategy needs of a server, or for `auto` what it compares. A
+        server that lacks it is no error: `plain_reason` says so. With one, as `Discoverable`: whether the target goes
+        on from a text is tried, and of its other features none are passed on. Raises TransientError where the server
+        cannot be reached, or cannot answer now, and ClosedError where the decoder is closed meanwhile.
+        """
         self._calls.check_open()
-        if feature == "continue_prefix":
-            await self._discovery.wait_until_tried(feature)
+        if feature is None:
+            has_tried = await discover_needed_features(self.config.strategy, self._target, self._discovery)
+        else:
+            has_tried = feature != "continue_prefix" or await self._discovery.wait_until_tried(feature)
+        if not has_tried:
+            raise ClosedError(f"{self._target.name} could not be tried, because its decoder was closed")
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         """The answer as any provider gives it; `decode` says more."""
@@ -454,7 +464,10 @@ class SpeculativeDecoder:
 
     async def _choose_strategy(self, target_call: TargetCall, context: StrategyContext) -> StrategyChoice:
         """The strategy for a request; plain if its deadline comes while the target's features are discovered."""
-        choosing, began_s = choose_strategy(context, self.config, self._planner, discovery=self._discovery), now()
+        choosing, began_s = (
+            choose_strategy(context, self.config.strategy, self._planner, discovery=self._discovery),
+            now(),
+        )
         chosen = await target_call.deadline.wait_for(choosing)
         target_call.recorder.choosing_strategy_s = now() - began_s
         return chosen or StrategyChoice(PLAIN, plain_reason="discovery")
@@ -546,7 +559,6 @@ class SpeculativeDecoder:
             draft=None if strategy_choice.strategy is PLAIN else recorder.draft_name,
             cost_tracker=self._cost_tracker,
             pair_stats=self._planner.pair_stats,
-            is_undiscovered=has_undiscovered_needs(strategy_choice.strategy, self._target, self._discovery),
         )
 
     def _stream_verified_answer(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from copy import copy
+from functools import partial
 from typing import Final
 
 from llm_spec._clock import get_asyncio_loop, now
-from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.endpoint import Discoverable, Feature, TokenIdStreaming
+from llm_spec.contract.endpoint import Discoverable, Feature
 from llm_spec.errors import LlmSpecError
 
-__all__ = ["FeatureDiscovery", "stream_with_token_ids_if_possible"]
+__all__ = ["FeatureDiscovery"]
 
 _MAX_WAIT_S: Final = 10.0
 
@@ -29,6 +27,7 @@ class FeatureDiscovery:
         self._target = target if isinstance(target, Discoverable) else None
         self._latest: dict[Feature, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._tried: set[Feature] = set()
         self._patience_s: float | None = (
             None  # what `finish_interrupted_trials` may still wait; None: nothing was cut off yet
         )
@@ -58,8 +57,7 @@ class FeatureDiscovery:
 
     def has_tried(self, feature: Feature) -> bool:
         """Whether a trial of it has come to an end here; false also of what the target knew before."""
-        trial = self._latest.get(feature)
-        return trial is not None and _has_trial_succeeded(trial)
+        return feature in self._tried
 
     async def finish_interrupted_trials(self) -> None:
         """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
@@ -92,20 +90,13 @@ class FeatureDiscovery:
         if trial is None or trial.done() or trial.get_loop() is not asyncio.get_running_loop():
             trial = self._latest[feature] = asyncio.create_task(target.discover(feature))
             self._running.add(trial)
-            trial.add_done_callback(self._forget_trial)
+            trial.add_done_callback(partial(self._forget_trial, feature))
         return trial
 
-    def _forget_trial(self, trial: asyncio.Task[None]) -> None:
+    def _forget_trial(self, feature: Feature, trial: asyncio.Task[None]) -> None:
         self._running.discard(trial)
-        if not trial.cancelled():
-            trial.exception()  # perhaps nobody waits for it any more
-
-
-def stream_with_token_ids_if_possible(
-    target: LlmProvider, request: ChatRequest
-) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """A target's stream, with its token ids if the target can request them before it is discovered."""
-    return (target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream)(request)
+        if not trial.cancelled() and trial.exception() is None:  # perhaps nobody waits for it any more
+            self._tried.add(feature)
 
 
 def _has_trial_succeeded(trial: asyncio.Task[None]) -> bool:

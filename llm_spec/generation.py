@@ -27,7 +27,6 @@ from llm_spec.stats import SpeculativeStats
 from llm_spec.tokens.acceptance import AcceptanceRule
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
-from llm_spec.tokens.statistics import ExponentialMovingAverage
 from llm_spec.verifiers import DeviceVerifier, HostVerifier, VerifiedProposal, Verifier
 
 __all__ = [
@@ -99,7 +98,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         token_ids, origins = label_emitted_tokens(verified, answer.eos_token_ids)
         num_accepted = origins.count("accepted")
 
-        answer.commit(token_ids, num_drafted=len(proposal), num_accepted=num_accepted)
+        answer.commit(token_ids, num_drafted=len(proposal))
         proposer.end_round(token_ids, verified.verify_s)
         if proposer.has_open_draft or verifier.has_own_draft:
             considered = proposed or proposal
@@ -205,7 +204,6 @@ class Generation:
         self.limits = limits or GenerationLimits()
         self.cancelled = cancelled or threading.Event()
         self.rounds: list[Round] = []
-        self.acceptance = ExponentialMovingAverage(half_life=8)
         self.stopped_by: StoppedBy | None = None
         self.prompt_s = self.open_draft_s = self.between_s = 0.0
         self._rule = rule
@@ -303,14 +301,12 @@ class Generation:
             return 0
         return min(self.target.max_width - 1, self.count_draftable_tokens())
 
-    def commit(self, token_ids: Sequence[int], *, num_drafted: int, num_accepted: int) -> None:
+    def commit(self, token_ids: Sequence[int], *, num_drafted: int) -> None:
         """Append what a round emits, count it, and set `stopped_by` where it ends the answer."""
         self.context_ids.extend(token_ids)
         self._num_draft_tokens += num_drafted
         self._num_plain_steps += not num_drafted
         self._num_rounds_since_plain = self._num_rounds_since_plain + 1 if num_drafted else 0
-        if num_drafted:
-            self.acceptance.update(num_accepted / num_drafted)
         self.stopped_by = "eos" if token_ids[-1] in self.eos_token_ids else self._find_reached_answer_limit()
 
     def _find_reached_answer_limit(self) -> StoppedBy | None:

@@ -35,7 +35,7 @@ from llm_spec.contract.local import (
     TokenDrafter,
     TokenModel,
 )
-from llm_spec.drafting.optional_members import open_token_draft
+from llm_spec.contract.optional import open_token_draft
 from llm_spec.errors import InvalidRequestError, make_context_length_error
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import build_answer_constraint

@@ -16,8 +16,6 @@ from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
-    EarlyEncoding,
-    EarlyStreaming,
     Feature,
     SampledToken,
     TokenEndpoint,
@@ -25,16 +23,16 @@ from llm_spec.contract.endpoint import (
     TopTokens,
 )
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
-from llm_spec.counting import MaxTokensCutter
-from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids_if_possible
-from llm_spec.drafting.optional_members import (
+from llm_spec.contract.optional import (
     RequestOptionalDrafter,
     WrappedDraft,
     find_token_draft_refusal,
     open_draft_for_request,
     open_token_draft,
 )
-from llm_spec.errors import ClosedError, UnsupportedError
+from llm_spec.counting import MaxTokensCutter
+from llm_spec.discovery import FeatureDiscovery
+from llm_spec.errors import ClosedError
 from llm_spec.metering import MeteredCall, TokenMeter
 
 __all__ = ["MeteredDraft", "MeteredTarget"]
@@ -47,9 +45,7 @@ _NO_TIMEOUTS: Final = Timeouts()
 class MeteredTarget:
     """A target whose calls are counted, and fail after silence; otherwise the same.
 
-    An `LlmProvider`, `Discoverable`, `TokenIdStreaming`, `EarlyEncoding` and `EarlyStreaming`.
-
-    What is found out of it serves all requests, and is not counted.
+    An `LlmProvider` and `Discoverable`. What is found out of it serves all requests, and is not counted.
     """
 
     def __init__(
@@ -96,23 +92,6 @@ class MeteredTarget:
         """The same call of the target, counted; see `ExternalCallMeter`."""
         begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
         return self._chunk_timeouts.limit_waits_for_chunks(_meter_target_stream(opened, begin, request))
-
-    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """With the ids if the target can request them (`TokenIdStreaming`), else without."""
-        return self.count_external_call(stream_with_token_ids_if_possible(self._target, request), request)
-
-    async def encode_early(self, text: str) -> list[int]:
-        """By the target's own tokenizer, if it can be asked this early (`EarlyEncoding`)."""
-        if not isinstance(self._target, EarlyEncoding):
-            raise UnsupportedError(f"target {self.name} encodes nothing before it was tried")
-        return await self._chunk_timeouts.wait_for_first_chunk(self._target.encode_early(text))
-
-    async def wait_for_early_endpoint(self) -> TokenEndpoint | None:
-        """The target's own, if its calls can be made this early (`EarlyStreaming`)."""
-        if not isinstance(self._target, EarlyStreaming):
-            return None
-        endpoint = await self._target.wait_for_early_endpoint()
-        return None if endpoint is None else self._meter_endpoint(endpoint)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)

@@ -351,14 +351,13 @@ class AnswerRecorder:
         draft: str | None,
         cost_tracker: CostTracker,
         pair_stats: PairStats,
-        is_undiscovered: bool = False,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         total_s = self._clock() - self._started_s
         stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
-        reason, detail = self._find_plain_reason(strategy_choice, pair_stats, is_undiscovered=is_undiscovered)
+        reason, detail = self._find_plain_reason(strategy_choice, pair_stats)
         comparison = self._compare_with_plain(strategy_choice, usage, total_s, pair_stats.baseline)
         return SpeculativeResult(
             content=self.content,
@@ -403,7 +402,7 @@ class AnswerRecorder:
         )
 
     def _find_plain_reason(
-        self, strategy_choice: StrategyChoice, pair_stats: PairStats, *, is_undiscovered: bool
+        self, strategy_choice: StrategyChoice, pair_stats: PairStats
     ) -> tuple[PlainReason | None, str | None]:
         """Why nothing was speculated, and more of it; two Nones where something was."""
         if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
@@ -414,8 +413,6 @@ class AnswerRecorder:
             return "retried", self._retries[0].reason
         if self._fallbacks:
             return self._fallbacks[-1].cause, self._fallbacks[-1].reason
-        if is_undiscovered:
-            return "discovery", None
         return self._find_unverified_reason(strategy_choice.strategy, pair_stats), None
 
     def _find_unverified_reason(self, strategy: StrategyEntry, pair_stats: PairStats) -> PlainReason | None:

@@ -20,7 +20,7 @@ from llm_spec.chat import ChatRequest
 from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftPiece, DraftProvider
-from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
+from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
 from llm_spec.errors import CircuitOpenError, ClosedError, TransientError
 from llm_spec.forks import reset_in_forked_child
 

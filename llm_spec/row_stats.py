@@ -21,7 +21,6 @@ __all__ = [
     "LatenessStats",
     "RowCallStats",
     "RowCycle",
-    "SecondTokenStats",
     "SingleCall",
     "expect_right_tokens",
 ]
@@ -32,10 +31,6 @@ _START_HALF_LIFE: Final = 16.0  # of a draft's starts
 _PRIOR_AGREEMENT: Final = 0.5  # of a draft of which nothing is known; as much as …
 _PRIOR_TOKENS: Final = 2.0  # … so many tokens
 _LOCAL_PRIOR_TOKENS: Final = 6.0  # what earlier answers say counts as so many tokens of this one
-_PRIOR_SECOND_TOKENS: Final = 2.0  # second choices that are taken to have been expected, and not to have been right
-_SAVED_SHARE: Final = 0.5  # of the tokens that right second choices give, that is left after what rows of others cost
-_MIN_COMPARED_TOKENS: Final = 64.0  # after which second choices that are hardly ever right are requested no more
-_MIN_SECOND_SHARE: Final = 0.02  # of tokens, at which they are right
 _MIN_SECONDS: Final = 1e-9
 _MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
 _ASSUMED_ROW_SHARE: Final = 1 / 16  # of a call's time, that a row more is assumed to take before that was measured
@@ -112,37 +107,6 @@ class DraftAgreementStats:
         return (self.num_agreed + weight * prior) / (num_tokens + weight)
 
 
-class SecondTokenStats:
-    """How often a draft's second choice was the target's own token, and how often the draft expected that."""
-
-    def __init__(self) -> None:
-        self._keep = 0.5 ** (1.0 / _HALF_LIFE)
-        self._num_tokens = self._num_expected = self._num_wrong = self._num_right = 0.0
-
-    def add_next_token(self, probability: float, *, is_first_wrong: bool, is_right: bool) -> None:
-        """The target's next token is known, of a draft that tells second choices: how likely it found this one.
-
-        `probability` is 0 where it told none.
-        """
-        self._num_tokens = self._keep * self._num_tokens + 1.0
-        self._num_expected = self._keep * self._num_expected + probability
-        self._num_wrong = self._keep * self._num_wrong + is_first_wrong
-        self._num_right = self._keep * self._num_right + is_right
-
-    def estimate_probability(self, probability: float) -> float:
-        """How likely a second choice is right which the draft finds so likely; 0 before any was."""
-        return min(1.0, probability * self._num_right / (self._num_expected + _PRIOR_SECOND_TOKENS))
-
-    def estimate_saved_tokens(self) -> float:
-        """What they save where the draft is wrong, in tokens, without what their rows cost."""
-        return _SAVED_SHARE * self._num_right / (self._num_wrong + _PRIOR_SECOND_TOKENS)
-
-    @property
-    def is_worth_requesting(self) -> bool:
-        """Whether to request them of a draft that has them."""
-        return self._num_tokens < _MIN_COMPARED_TOKENS or self._num_right >= _MIN_SECOND_SHARE * self._num_tokens
-
-
 class LatenessStats:
     """How late a stream is beside other work: `late_s` for an `amount` of it (tokens, rows), the most so far.
 
@@ -174,7 +138,6 @@ class RowCallStats:
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
         self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
         self.agreement = DraftAgreementStats()
-        self.second_tokens = SecondTokenStats()
         self.reading = LatenessStats()  # of tokens of a prompt …
         self.lateness = LatenessStats()  # … and of rows
         self._num_late_trials = 0  # of rows beside a stream, in a row
@@ -243,7 +206,6 @@ class RowCallStats:
         `max_calls` may overlap, with each other or with a stream.
         """
         tokens, seconds = self.estimate_cycle(agreement.estimate_coverage_rate(), max_calls)
-        tokens += self.second_tokens.estimate_saved_tokens()
         return tokens * step_s / max(seconds, _MIN_SECONDS)
 
     def find_best_single_call(self, agreement: DraftAgreementStats, max_rows: int, assumed_call_s: float) -> SingleCall:

@@ -81,25 +81,6 @@ async def test_strategies_give_the_text_of_plain(url: str, draft_url: str, strat
     assert await answer(url, draft_url, strategy) == plain
 
 
-async def test_a_draft_tells_second_choices_as_often_right_as_it_says(url: str) -> None:
-    """By the log-probabilities of chat; where it has none to tell, the draft is the same without."""
-    with start_double("--agreement=0.5", "--second-choices=1.0") as telling, start_double("--agreement=0.5") as other:
-        plain = await answer(url, None, "plain")
-        assert await answer(url, telling, "probe") == plain
-        request = ChatRequest.create(PROMPT, temperature=0.0, top_logprobs=2)
-        drafts = [open_draft(f"vllm:double@{address}") for address in (telling, other)]
-        told, untold = [await read_pieces(draft, request) for draft in drafts]
-        for draft in drafts:
-            await draft.aclose()
-    assert [piece.text for piece in told] == [piece.text for piece in untold]
-    assert not any(piece.second for piece in untold)
-    at = next(at for at, piece in enumerate(told) if not plain.startswith("".join(p.text for p in told[: at + 1])))
-    second = told[at].second
-    assert second is not None
-    assert plain.startswith("".join(piece.text for piece in told[:at]) + second.text)
-    assert second.probability == pytest.approx(1 / 3)
-
-
 @pytest.mark.parametrize("options", [(), ("--no-token-endpoints",)])
 async def test_a_draft_tells_the_ids_of_what_it_writes(target: LlmProvider, options: tuple[str, ...]) -> None:
     """Those of the target, which has the same vocabulary; and none where its server does not know the field."""
@@ -113,18 +94,6 @@ async def test_a_draft_tells_the_ids_of_what_it_writes(target: LlmProvider, opti
         await draft.aclose()
     given = [None if piece.token_ids is None else list(piece.token_ids) for piece in pieces]
     assert given == ([None] * len(pieces) if options else [await endpoint.encode(piece.text) for piece in pieces])
-
-
-async def test_a_draft_tells_its_ids_beside_second_choices() -> None:
-    """Both are requested in one call."""
-    request = ChatRequest.create(PROMPT, temperature=0.0, top_logprobs=2)
-    with start_double("--agreement=0.5", "--second-choices=1.0") as telling:
-        draft = open_draft(f"vllm:double@{telling}")
-        pieces = [piece for piece in await read_pieces(draft, request) if piece.text]
-        await draft.aclose()
-    assert any(piece.second for piece in pieces)
-    assert all(piece.token_ids is not None for piece in pieces)
-    assert len({piece.token_ids for piece in pieces}) > 1
 
 
 async def read_pieces(draft: DraftProvider, request: ChatRequest) -> list[DraftPiece]:

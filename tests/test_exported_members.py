@@ -63,7 +63,7 @@ def test_the_public_names_are_these() -> None:
         LocalTimings LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS
         PassCosts PassSharingSession PassTimingModel PerRequestDraft PlainReason PrefixReusingSession Price
         PromptLookup ProviderDraft ProviderEntry ReadyStrategy ReasoningDelta ReasoningDetail ReferenceDraft Refusal
-        RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling SecondChoice SpeculativeConfig
+        RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling SpeculativeConfig
         SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StrategyContext
         StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport TextDelta TextGuarantee
         Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel TokenRound

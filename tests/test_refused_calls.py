@@ -123,7 +123,6 @@ def get_scorer(failing: Failing, meter: TokenMeter) -> Any:
 Call = Callable[[Failing, TokenMeter], Awaitable[None]]
 CALLS: Final[dict[str, Call]] = {
     "stream": lambda failing, meter: read_all(meter_target(failing, meter).stream(REQUEST)),
-    "stream with ids": lambda failing, meter: read_all(meter_target(failing, meter).stream_with_token_ids(REQUEST)),
     "endpoint's stream": lambda failing, meter: read_all(get_endpoint(failing, meter).stream_chat(REQUEST)),
     "stream after ids": lambda failing, meter: read_all(get_endpoint(failing, meter).stream_after([1, 2], REQUEST)),
     "rows": lambda failing, meter: get_endpoint(failing, meter).sample_next([[1], [1]], Sampling()),

@@ -16,11 +16,9 @@ from llm_spec.bench.rotation import iterate_contender_orders
 from llm_spec.chat import ChatMessage, ChatRequest, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
-from llm_spec.contract.endpoint import Discoverable
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError, TargetError
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.strategies.registry import get_strategies_by_name
 
 __all__ = ["BenchOptions", "BenchRun"]
 
@@ -173,15 +171,12 @@ class BenchRun:
     # ------------------------------------------------------------------------------------ before it counts
 
     async def _call_each_model_once(self) -> None:
-        """Call each model once: connections are made and kernels loaded, those for scores where they are needed."""
+        """Call each model once: connections are made and kernels loaded."""
         request = ChatRequest.create(_WARMUP_PROMPTS[0], max_tokens=4, temperature=0.0)
         for contender in self.contenders:
             self._on_progress(0, self._num_planned, f"{contender.name}, first calls")
             if contender.target is not None:
                 await _try_target_call(contender.target, request)
-                if isinstance(contender.target, Discoverable) and _needs_scores(contender.spec.strategy):
-                    with suppress(LlmSpecError):  # its answers will say so
-                        await contender.target.discover("token_scorer")
             if contender.draft is not None:
                 await _try_draft_call(contender.draft, request)
 
@@ -189,6 +184,9 @@ class BenchRun:
         for contender, decoder in zip(self.contenders, self._decoders, strict=True):
             if decoder is None:
                 continue
+            self._on_progress(self._num_done, self._num_planned, f"{contender.name}, discovery")
+            with suppress(LlmSpecError):  # its answers will say so
+                await decoder.discover()
             for number in range(self.options.warmup):
                 self._on_progress(self._num_done, self._num_planned, f"{contender.name}, warm-up")
                 text = f"{_WARMUP_PROMPTS[number % len(_WARMUP_PROMPTS)]} ({number + 1})"
@@ -233,11 +231,6 @@ async def _answer_with_piece_times(
 
 def _is_answer_piece(event: StreamEvent) -> bool:
     return isinstance(event, ToolCallDelta) or (isinstance(event, (TextDelta, ReasoningDelta)) and event.text != "")
-
-
-def _needs_scores(strategy: str) -> bool:
-    entry = get_strategies_by_name().get(strategy)
-    return entry is not None and "token_scorer" in entry.needs
 
 
 async def _try_target_call(target: LlmProvider, request: ChatRequest) -> bool:

@@ -77,7 +77,6 @@ class Capabilities:
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
     `shares_prompt_cache`: of calls that begin alike, its server reads the common beginning once.
     `whole_answers`: `complete` is a call of its own that costs less than a stream, and cancelling it ends the work.
-    `tells_logprobs`: with `ChatRequest.top_logprobs` it is about as fast as without.
     `separates_reasoning`: its chat endpoint was seen to take reasoning out of an answer's text, so that only a
     `message_parser` tells what its tokens are.
     `discoverable`: what a `Discoverable` may find its server to have. The rest no server of its kind has.
@@ -94,7 +93,6 @@ class Capabilities:
     prediction: bool = False
     shares_prompt_cache: bool = False
     whole_answers: bool = False
-    tells_logprobs: bool = False
     separates_reasoning: bool = False
     discoverable: frozenset[Feature] = frozenset()
     api: ApiName = "chat"

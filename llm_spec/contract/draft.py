@@ -18,16 +18,8 @@ __all__ = [
     "DraftProvider",
     "PerClientDraft",
     "PerRequestDraft",
-    "SecondChoice",
     "get_draft_capabilities",
 ]
-
-
-class SecondChoice(NamedTuple):
-    """The text that a draft would have written instead of a token, and how likely it finds that (0 to 1)."""
-
-    text: str
-    probability: float
 
 
 class DraftPiece(NamedTuple):
@@ -36,8 +28,7 @@ class DraftPiece(NamedTuple):
     `token_ids`: those of the draft's own vocabulary, where it knows them. Those without a text, as the first half of a
     character, belong to the text that follows. Where they are the target's ids too, its tokenizer is not called.
 
-    `is_free`: no model wrote it, though others of the same draft may be a model's. `second`: what the draft would have
-    written instead, of a piece that is one token.
+    `is_free`: no model wrote it, though others of the same draft may be a model's.
     """
 
     text: str
@@ -45,7 +36,6 @@ class DraftPiece(NamedTuple):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     is_free: bool = False
-    second: SecondChoice | None = None
 
 
 @runtime_checkable
@@ -78,7 +68,6 @@ class DraftCapabilities:
     `is_free`: it asks no model, and what it drafts costs nothing.
     `drafts`: the drafts that it joins, if it joins any.
     `token_model`: the model in this process by which it drafts. The target may run it on its own device.
-    `tells_second_choices`: its pieces have a `second` where `request.top_logprobs` is set, as far as it is known.
     `companion`: what drafts before `token_model` in each round, and only where it is sure.
     """
 
@@ -86,7 +75,6 @@ class DraftCapabilities:
     is_free: bool = False
     drafts: Sequence[DraftProvider] = ()
     token_model: TokenModel | None = None
-    tells_second_choices: bool = False
     companion: TokenDrafter | None = None
 
 

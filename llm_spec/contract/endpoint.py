@@ -12,8 +12,6 @@ __all__ = [
     "ConstrainedStreaming",
     "DecodingConstraint",
     "Discoverable",
-    "EarlyEncoding",
-    "EarlyStreaming",
     "Feature",
     "FeatureLossAware",
     "MessageParser",
@@ -22,7 +20,6 @@ __all__ = [
     "SampledToken",
     "TargetFeature",
     "TokenEndpoint",
-    "TokenIdStreaming",
     "TokenScorer",
     "TopTokens",
 ]
@@ -196,48 +193,6 @@ class Discoverable(Protocol):
         A feature that is there is not tried; one that was not, or was lost, is again after a while. Callers at the same
         time share a trial, and each may leave it to the others. Raises TransientError where the server cannot answer
         now: nothing is known then, and the next call tries again.
-        """
-        ...
-
-
-@runtime_checkable
-class TokenIdStreaming(Protocol):
-    """A `Discoverable` that can ask for the token ids of an answer before it is known what its server can do.
-
-    Optional beside it. Without it the first answer of a server has no ids, and nothing is speculated in it.
-    """
-
-    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """As the provider's own `stream`, every `TextDelta` with its `token_ids` where the server tells them.
-
-        If the server refuses the field for them, the request is sent again without it.
-        """
-        ...
-
-
-@runtime_checkable
-class EarlyEncoding(Protocol):
-    """A `Discoverable` whose tokenizer can be asked while the rest is being tried; optional beside it.
-
-    Drafts are encoded and judged by it meanwhile. Without it that begins after the trial.
-    """
-
-    async def encode_early(self, text: str) -> list[int]:
-        """As `TokenEndpoint.encode`, by a tokenizer that was not tried; raises UnsupportedError if there is none."""
-        ...
-
-
-@runtime_checkable
-class EarlyStreaming(Protocol):
-    """A `Discoverable` that lets streams begin while the rest is being tried; optional beside it.
-
-    What they write is used only if the trial shows that it may be. Without it they begin after the trial.
-    """
-
-    async def wait_for_early_endpoint(self) -> TokenEndpoint | None:
-        """Wait until there is room for calls beside an answer; the calls that are being tried, or None: there is none.
-
-        There is none either once there is no answer under way beside which room could be seen.
         """
         ...
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftPiece, DraftProvider, SecondChoice, get_draft_capabilities
+from llm_spec.contract.draft import DraftPiece, DraftProvider, get_draft_capabilities
+from llm_spec.contract.optional import open_draft_for_request
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
-from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import take_last_pieces
 from llm_spec.errors import format_error_line
@@ -20,7 +20,6 @@ from llm_spec.errors import format_error_line
 __all__ = ["BackgroundDraft"]
 
 _MAX_MATCH: Final = 8  # pieces
-_NUM_CHOICES: Final = 2  # tokens, the first and the second
 
 
 class BackgroundDraft:
@@ -32,8 +31,7 @@ class BackgroundDraft:
     `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
     continue a prefix is called once, and its text realigned with the answer. `first_piece_s`: for how long calls of the
     draft had been open when its first piece came. `max_tokens` bounds all that is drafted (None: no bound), in pieces
-    where a draft gives no ids; `timeout_s` the wait for one piece. `wants_second_choices`: whether the draft
-    is to tell them from the next restart on, if it can. Whoever made it calls `aclose`.
+    where a draft gives no ids; `timeout_s` the wait for one piece. Whoever made it calls `aclose`.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class BackgroundDraft:
         self.text = ""
         self.ended = True
         self.is_cut = self.is_complete = False
-        self.wants_second_choices = False
         self.failure: str | None = None
         self.num_tokens = 0
         self.first_piece_s: float | None = None
@@ -96,15 +93,6 @@ class BackgroundDraft:
             (at - num_before, seconds) for at, seconds in run.iterate_piece_times(num_before + start, num_before + end)
         ]
 
-    def list_second_choices(self, start: int, end: int) -> list[tuple[int, SecondChoice]]:
-        """The second choices for pieces that begin in `text[start:end]`, each with where it would begin."""
-        run = self._run
-        if run is None:
-            return []
-        num_before = len(run.written_text) - len(self.text)
-        found = run.iterate_second_choices(num_before + start, num_before + end)
-        return [(at - num_before, choice) for at, choice in found]
-
     def find_token_ids(self, start: int, end: int) -> list[int] | None:
         """The draft's own ids of `text[start:end]`; None: it does not tell them, or some are also of other text."""
         run = self._run
@@ -132,8 +120,7 @@ class BackgroundDraft:
         self.ended = self.is_cut = self.is_complete = False
         prefix = self._request.prefix + answer
         run = _DraftRun(prefix if self._continues else "", writes_once=not self._continues)
-        asks = self.wants_second_choices and get_draft_capabilities(self._draft).tells_second_choices
-        request = replace(self._request, prefix=run.prefix, stop=(), top_logprobs=_NUM_CHOICES if asks else None)
+        request = replace(self._request, prefix=run.prefix, stop=())
         self._run = run
         if not self._continues:
             run.align_with_answer(self._request.prefix + answer)
@@ -253,7 +240,6 @@ class _DraftRun:
         self._index = TextIndex() if writes_once else None
         self._ends: list[int] = []  # of its pieces, in what it wrote …
         self._times_s: list[float] = []  # … when they came, since it was called, …
-        self._second_choices: list[SecondChoice | None] = []  # … what else each might have been …
         self._token_ids: list[tuple[int, ...] | None] = []  # … and its ids, where the draft tells them
 
     def append_piece(self, piece: DraftPiece, time_s: float) -> None:
@@ -261,7 +247,6 @@ class _DraftRun:
         self.written_text += piece.text
         self._ends.append(len(self.written_text))
         self._times_s.append(time_s)
-        self._second_choices.append(piece.second)
         self._token_ids.append(piece.token_ids)
         if self._index is not None:
             num_changed = len(piece.text) + 1  # the piece before may have grown
@@ -290,16 +275,6 @@ class _DraftRun:
         """Where its pieces end in a stretch of what it wrote, and how long each took."""
         for index in range(self._count_pieces_until(start), self._count_pieces_until(end)):
             yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
-
-    def iterate_second_choices(self, start: int, end: int) -> Iterator[tuple[int, SecondChoice]]:
-        """Those for pieces of a stretch of what it wrote, with where they begin; of one that it cuts, what is left."""
-        for index in range(bisect_right(self._ends, start), len(self._ends)):
-            begin, choice = self._ends[index - 1] if index else 0, self._second_choices[index]
-            if begin >= end:
-                return
-            cut = self.written_text[begin:start]
-            if choice is not None and choice.text.startswith(cut) and len(choice.text) > len(cut):
-                yield max(begin, start), choice._replace(text=choice.text[len(cut) :])
 
     def get_text_after_answer(self) -> str:
         """What it wrote about the text that follows the answer."""

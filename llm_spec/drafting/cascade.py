@@ -22,14 +22,14 @@ from llm_spec._iterators import as_closable_generator
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.local import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
-from llm_spec.drafting.draft_worth import DraftWorth
-from llm_spec.drafting.optional_members import (
+from llm_spec.contract.optional import (
     RequestOptionalDrafter,
     copy_draft_for_new_client,
     find_token_draft_refusal,
     open_draft_for_request,
     open_token_draft,
 )
+from llm_spec.drafting.draft_worth import DraftWorth
 from llm_spec.drafting.token_checks import check_draft_token, get_confidence_before_sampling
 from llm_spec.errors import ConfigError
 
@@ -73,7 +73,6 @@ class CascadeDraft(RequestOptionalDrafter):
             is_free=all(can.is_free for can in each),
             drafts=self._drafts,
             token_model=model,
-            tells_second_choices=any(can.tells_second_choices for can in each),
             companion=None if model is None else self._copy_without_last_draft(),
         )
 

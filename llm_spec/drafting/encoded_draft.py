@@ -1,4 +1,4 @@
-"""EncodedGuess: a draft's text in a target's own token ids, and where the answer stands in it."""
+"""EncodedDraft: a draft's text in a target's own token ids, and where the answer stands in it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from llm_spec.contract.draft import SecondChoice
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
-from llm_spec.errors import LlmSpecError
 
-__all__ = ["EncodedDraft", "SecondToken"]
+__all__ = ["EncodedDraft"]
 
 _MAX_ENCODINGS: Final = 4  # at a time, in order: each may cost a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
 _OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
-_WORD: Final = re.compile(r" ?\w+")
-_MAX_CONTINUED: Final = 0.25  # of words that were encoded at once, and went on after all
-_MIN_PROBABILITY: Final = 0.02  # of a second choice that is worth being encoded
 
 
 class LateTokenCounts(NamedTuple):
@@ -32,22 +27,14 @@ class LateTokenCounts(NamedTuple):
     num_different: int
 
 
-class SecondToken(NamedTuple):
-    """What the draft would have written instead of a token, and how likely it finds that."""
-
-    token_id: int
-    probability: float
-
-
 class _PendingEncoding(NamedTuple):
-    """A stretch of text that is being encoded, how long the draft took for it, and texts that it might have been.
+    """A stretch of text that is being encoded, and how long the draft took for it.
 
-    Each of these ends with its second choice. `own_ids`: the draft's; None: it tells none, or not just of this stretch.
+    `own_ids`: the draft's; None: it tells none, or not just of this stretch.
     """
 
     task: asyncio.Task[list[int]]
     seconds: float
-    second_choices: list[SecondChoice]
     own_ids: list[int] | None
 
 
@@ -55,8 +42,7 @@ class EncodedDraft:
     """What a `BackgroundDraft` says, encoded as it comes; `ids` are those that follow the confirmed answer.
 
     `seconds` are those that the draft took for each of them: what is encoded at once is divided evenly.
-    `second_tokens` are the draft's second choices in their places, None where it tells none, and may come later.
-    A draft whose own ids are found to be the target's is not encoded, but for a comparison now and then.
+    A draft whose own ids are found to be the target's is not encoded.
     `is_wrong` is set once the target's own token is not the draft's. `changed` is called when `ids` or `failure`
     change.
     """
@@ -82,13 +68,8 @@ class EncodedDraft:
         self._num_encoded_characters = 0  # characters of `_text`
         self._early_ids: list[int] = []  # confirmed tokens that the draft has yet to come to
         self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
-        self._second_tokens: dict[int, SecondToken] = {}  # by their places since the last restart
-        self._second_encodings: set[asyncio.Task[None]] = set()
-        self._num_confirmed = self._num_ids = 0  # tokens since then, of the answer and of the draft
-        self._closing: set[asyncio.Task[Any]] = set()
+        self._closing: set[asyncio.Task[list[int]]] = set()
         self._num_agreed = self._num_different = 0
-        self._num_open_words = self._num_continued_words = 0  # that were encoded without waiting for their end
-        self._has_open_word = False  # whether the last stretch was one, and nothing has followed it
 
     @property
     def is_idle(self) -> bool:
@@ -106,18 +87,11 @@ class EncodedDraft:
         """What the draft says, from where its last call began, with what is open of the one before."""
         return self._open_text + self._background_draft.text
 
-    @property
-    def second_tokens(self) -> list[SecondToken | None]:
-        """As many as `ids`; none at all where the draft tells none."""
-        if not self._second_tokens:
-            return []
-        return [self._second_tokens.get(self._num_confirmed + n) for n in range(len(self.ids))]
-
     def stop(self) -> None:
         """Forget everything, and end what the draft is doing."""
         self._forget_guess()
         self._background_draft.stop()
-        self._has_open_word, self._num_encoded_characters = False, 0
+        self._num_encoded_characters = 0
 
     def restart(self, answer: str, num_tokens: int) -> None:
         """Forget everything; guess what follows `answer`."""
@@ -126,8 +100,6 @@ class EncodedDraft:
 
     def _forget_guess(self) -> None:
         self._cancel_encodings()
-        self._second_tokens.clear()
-        self._num_confirmed = self._num_ids = 0
         self.ids.clear()
         self.seconds.clear()
         self._early_ids.clear()
@@ -149,24 +121,15 @@ class EncodedDraft:
         end, believed_ids = self._find_next_stretch()
         if believed_ids:
             self._num_encoded_characters = end
-            self._shared_vocabulary.add_believed()
-            self._take_in(believed_ids, self._measure_drafting_s(start, end), self._list_second_texts(start, end))
+            self._append_encoded_ids(believed_ids, self._measure_drafting_s(start, end))
             self._news()
             return
-        text = self._text[start:]
-        self._count_open_words(text, end - start)
         if end > start:
             self._num_encoded_characters = end
-            task = asyncio.ensure_future(self._endpoint.encode(text[: end - start]))
+            task = asyncio.ensure_future(self._endpoint.encode(self._text[start:end]))
             task.add_done_callback(self._collect_finished_encodings)
-            self._encodings.append(
-                _PendingEncoding(
-                    task,
-                    self._measure_drafting_s(start, end),
-                    self._list_second_texts(start, end),
-                    self._find_own_ids(start, end),
-                )
-            )
+            seconds, own_ids = self._measure_drafting_s(start, end), self._find_own_ids(start, end)
+            self._encodings.append(_PendingEncoding(task, seconds, own_ids))
 
     def take_late_token_counts(self) -> LateTokenCounts:
         """The tokens that were late for the target's own, since this was last called."""
@@ -176,12 +139,13 @@ class EncodedDraft:
 
     def confirm_token(self, token_id: int) -> None:
         """The target's own next token."""
-        self._num_confirmed += 1
         if not self.ids:
             self._early_ids.append(token_id)
             return
         del self.seconds[0]
-        if self.ids.pop(0) != token_id:
+        is_right = self.ids.pop(0) == token_id
+        self._shared_vocabulary.add_confirmed_token(is_right=is_right)
+        if not is_right:
             self.is_wrong = True
 
     async def aclose(self) -> None:
@@ -201,7 +165,7 @@ class EncodedDraft:
             believed_ids = self._find_own_ids(start, len(text))
             if believed_ids:
                 return len(text), believed_ids
-        end = start + self._find_encodable_length(text[start:])
+        end = start + _find_last_word_start(text[start:])
         is_whole = not draft.is_cut or draft.is_exhausted
         is_endless_word = end == 0  # the draft wrote nothing else, and would never come to an end of it
         return len(text) if draft.ended and (is_whole or is_endless_word) else end, None
@@ -213,37 +177,6 @@ class EncodedDraft:
             self._background_draft.find_token_ids(start - num_before, end - num_before) if start >= num_before else None
         )
 
-    def _list_second_texts(self, start: int, end: int) -> list[SecondChoice]:
-        """The texts that `_text[start:end]` might have been, each up to a second choice."""
-        num_before = len(self._open_text)
-        choices = self._background_draft.list_second_choices(max(0, start - num_before), end - num_before)
-        return [
-            choice._replace(text=self._text[start : num_before + at] + choice.text)
-            for at, choice in choices
-            if choice.probability >= _MIN_PROBABILITY
-        ]
-
-    def _find_encodable_length(self, text: str) -> int:
-        """Up to where a text is encoded although it goes on: not within a word, unless there is nothing else to send.
-
-        Most drafts write a word at once. A word that goes on costs a wrong guess at worst.
-        """
-        length = _find_last_word_start(text)
-        is_open_word = not (length or self.ids or self._encodings) and _WORD.fullmatch(text) is not None
-        if is_open_word and self._num_continued_words <= _MAX_CONTINUED * (1 + self._num_open_words):
-            return len(text)
-        return length
-
-    def _count_open_words(self, text: str, length: int) -> None:
-        """So much of a text is sent to be encoded: whether it ends within a word, and whether the last one went on."""
-        if text and self._has_open_word:
-            self._num_continued_words += text[0].isalnum()
-            self._has_open_word = False
-        is_open = 0 < length == len(text) and not self._background_draft.ended
-        if is_open and _WORD.fullmatch(text) is not None:
-            self._num_open_words += 1
-            self._has_open_word = True
-
     def _measure_drafting_s(self, start: int, end: int) -> float:
         """How long the draft took for a stretch of `_text`."""
         num_before = len(self._open_text)
@@ -251,56 +184,30 @@ class EncodedDraft:
         return sum(seconds for _, seconds in times) + (self._open_text_s if start == 0 else 0.0)
 
     def _restart_background_draft(self, answer: str, num_tokens: int) -> None:
-        self._has_open_word = False
         self._base_text, self._num_encoded_characters = answer, 0
         self._background_draft.restart(answer, num_tokens)
 
     def _cancel_encodings(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [encoding.task for encoding in self._encodings]
-        for task in [*tasks, *self._second_encodings]:
-            task.cancel()
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        for encoding in self._encodings:
+            encoding.task.cancel()
+            self._closing.add(encoding.task)
+            encoding.task.add_done_callback(self._closing.discard)
         self._encodings.clear()
-        self._second_encodings.clear()
 
     def _collect_finished_encodings(self, _: asyncio.Task[list[int]]) -> None:
         """Take in what is encoded, up to the first stretch that is not yet."""
         while self._encodings and self._encodings[0].task.done():
-            task, seconds, second_choices, own_ids = self._encodings.popleft()
+            task, seconds, own_ids = self._encodings.popleft()
             error = task.exception()
             if isinstance(error, Exception):  # only speculation needs it
                 self.failure = error
             else:
                 if own_ids is not None:
-                    self._shared_vocabulary.add_comparison(has_same=own_ids == task.result())
+                    token_ids = task.result()
+                    self._shared_vocabulary.add_comparison(len(token_ids), has_same=own_ids == token_ids)
                 if not self.is_wrong:
-                    self._take_in(task.result(), seconds, second_choices)
+                    self._append_encoded_ids(task.result(), seconds)
             self._news()
-
-    def _take_in(self, token_ids: list[int], seconds: float, choices: list[SecondChoice]) -> None:
-        """The ids of what follows, and what it might have been."""
-        self._append_encoded_ids(token_ids, seconds)
-        start, self._num_ids = self._num_ids, self._num_ids + len(token_ids)
-        for choice in choices[: _MAX_ENCODINGS - len(self._second_encodings)]:
-            task = asyncio.ensure_future(self._encode_second_choice(start, token_ids, choice))
-            self._second_encodings.add(task)
-            task.add_done_callback(self._second_encodings.discard)
-
-    async def _encode_second_choice(self, start: int, token_ids: list[int], choice: SecondChoice) -> None:
-        """Find the first token that is another one; a tokenizer may join what the draft writes as two."""
-        try:
-            second_ids = await self._endpoint.encode(choice.text)
-        except LlmSpecError:  # as the text's own would show
-            return
-        pairs = enumerate(zip(token_ids, second_ids, strict=False), start)
-        for at, (token_id, second_id) in pairs:
-            if second_id != token_id:
-                known = self._second_tokens.get(at)
-                if known is None or known.probability < choice.probability:
-                    self._second_tokens[at] = SecondToken(second_id, choice.probability)
-                    self._news()
-                return
 
     def _append_encoded_ids(self, token_ids: list[int], seconds: float) -> None:
         shared = min(len(self._early_ids), len(token_ids))

@@ -12,10 +12,10 @@ from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.optional import RequestOptionalDrafter
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.form_follower import DraftSource, ReformattedTextDrafter
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
-from llm_spec.drafting.optional_members import RequestOptionalDrafter
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, SecondChoice
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
-from llm_spec.discovery import stream_with_token_ids_if_possible
-from llm_spec.drafting.optional_members import WrappedDraft
-from llm_spec.errors import DraftError, LlmSpecError, is_permanent_refusal
+from llm_spec.contract.optional import WrappedDraft, stream_with_token_ids_if_possible
+from llm_spec.errors import DraftError
 from llm_spec.prefill import prefill_prompt
 from llm_spec.request_fields import METADATA_FIELDS
-from llm_spec.text import REPLACEMENT_CHARACTER
 
 __all__ = ["ProviderDraft"]
 
@@ -30,7 +27,6 @@ class ProviderDraft:
 
     def __init__(self, provider: LlmProvider) -> None:
         self._provider = provider
-        self._refuses_logprobs = False  # as far as is known
 
     @property
     def name(self) -> str:
@@ -40,11 +36,7 @@ class ProviderDraft:
     def capabilities(self) -> DraftCapabilities:
         """Those of the provider's model."""
         can = self._provider.capabilities
-        return DraftCapabilities(
-            continues_prefix=can.continue_prefix,
-            token_model=can.token_model,
-            tells_second_choices=can.tells_logprobs and not self._refuses_logprobs,
-        )
+        return DraftCapabilities(continues_prefix=can.continue_prefix, token_model=can.token_model)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
@@ -55,7 +47,7 @@ class ProviderDraft:
             prefix=prefix,
             tools=(),
             tool_choice=None,
-            top_logprobs=request.top_logprobs if self.capabilities.tells_second_choices else None,
+            top_logprobs=None,
         )
         model = self.capabilities.token_model
         if model is not None:
@@ -67,16 +59,11 @@ class ProviderDraft:
             ):
                 yield pieces
             return
-        async with AsyncExitStack() as stack:
-            try:
-                events = await stack.enter_async_context(stream_with_token_ids_if_possible(self._provider, request))
-            except LlmSpecError as error:
-                if request.top_logprobs is None or not is_permanent_refusal(error):
-                    raise
-                request = replace(request, top_logprobs=None)
-                events = await stack.enter_async_context(stream_with_token_ids_if_possible(self._provider, request))
-                self._refuses_logprobs = True
-            yield await stack.enter_async_context(aclosing(_convert_events_to_pieces(events)))
+        async with (
+            stream_with_token_ids_if_possible(self._provider, request) as events,
+            aclosing(_convert_events_to_pieces(events)) as pieces,
+        ):
+            yield pieces
 
     def for_request(self) -> DraftProvider:
         """Itself; of a model in this process each call waits for the one before it, with whose cache it goes on."""
@@ -187,9 +174,7 @@ async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> Async
                 held_ids += token_ids or ()
             case TextDelta(text=text, token_ids=token_ids):
                 is_known = is_known and token_ids is not None
-                yield DraftPiece(
-                    text, (*held_ids, *(token_ids or ())) if is_known else None, second=_find_second_choice(event)
-                )
+                yield DraftPiece(text, (*held_ids, *(token_ids or ())) if is_known else None)
                 held_ids, is_known = [], True
             case ReasoningDelta():
                 is_known = False
@@ -197,14 +182,3 @@ async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> Async
                 yield DraftPiece("", finish_reason=event.finish_reason, usage=event.usage)
             case _:
                 pass
-
-
-def _find_second_choice(delta: TextDelta) -> SecondChoice | None:
-    """The likeliest other token in the place of a piece that is one token, where that is known and is a text."""
-    if delta.logprobs is None or len(delta.logprobs) != 1 or delta.logprobs[0].token != delta.text:
-        return None
-    others = (other for other in delta.logprobs[0].top if other.token and other.token != delta.text)
-    second = next(others, None)
-    if second is None or REPLACEMENT_CHARACTER in second.token:
-        return None
-    return SecondChoice(second.token, min(1.0, math.exp(second.logprob)))

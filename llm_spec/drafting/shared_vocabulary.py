@@ -11,27 +11,27 @@ from typing import Final
 
 __all__ = ["SharedVocabularyStats"]
 
-_MIN_SAME: Final = 16  # stretches of text in a row, of which both had the same ids
-_MAX_UNCOMPARED: Final = 32  # that are believed before one is compared again
+_MIN_SAME: Final = 16  # tokens in a row, for which both had the same ids
+_MAX_WRONG: Final = 16  # tokens of the target in a row that contradict the draft's
 
 
 class SharedVocabularyStats:
     """Of one pair. Kept across requests, on one event loop."""
 
     def __init__(self) -> None:
-        self._num_same = 0  # in a row
-        self._num_uncompared = 0
+        self._num_same = self._num_wrong = 0  # in a row
 
     @property
     def is_believed(self) -> bool:
-        """Whether the next stretch's ids are to be believed; now and then they are not, so that they are compared."""
-        return self._num_same >= _MIN_SAME and self._num_uncompared < _MAX_UNCOMPARED
+        """Whether the draft's ids are used as they are, until the target's own tokens contradict them."""
+        return self._num_same >= _MIN_SAME
 
-    def add_comparison(self, *, has_same: bool) -> None:
-        """The target's own tokenizer has encoded a stretch of which the draft gave its ids."""
-        self._num_same = self._num_same + 1 if has_same else 0
-        self._num_uncompared = 0
+    def add_comparison(self, num_tokens: int, *, has_same: bool) -> None:
+        """The target's own tokenizer has encoded a text of which the draft gave its ids."""
+        self._num_same = self._num_same + num_tokens if has_same else 0
 
-    def add_believed(self) -> None:
-        """A stretch's ids were believed."""
-        self._num_uncompared += 1
+    def add_confirmed_token(self, *, is_right: bool) -> None:
+        """The target's own token is known in the place of one of the draft's."""
+        self._num_wrong = 0 if is_right else self._num_wrong + 1
+        if self._num_wrong >= _MAX_WRONG:
+            self._num_same = self._num_wrong = 0

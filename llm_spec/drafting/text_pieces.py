@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, cast
 
 from llm_spec.chat import ChatRequest, TextDelta, Usage
-from llm_spec.contract.draft import DraftPiece, SecondChoice
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.errors import DraftError
 
 __all__ = [
@@ -70,18 +70,9 @@ def check_draft_piece(piece: object) -> DraftPiece:
         isinstance(ids, (tuple, list)) and all(type(i) is int for i in cast("list[object]", ids))
     ):
         raise DraftError("the token_ids of a drafted piece must be a tuple of integers, or None")
-    if piece.second is not None and not _is_second_choice(piece.second):
-        raise DraftError("the second choice of a drafted piece must have a text and a probability from 0 to 1")
     if usage is None or (isinstance(usage, Usage) and all(type(n) is int and n >= 0 for n in vars(usage).values())):
         return piece
     return piece._replace(usage=None)
-
-
-def _is_second_choice(second: object) -> bool:
-    if not isinstance(second, SecondChoice):
-        return False
-    text, probability = cast("tuple[object, object]", tuple(second))
-    return isinstance(text, str) and isinstance(probability, float) and 0.0 <= probability <= 1.0
 
 
 def count_pieces(text: str) -> int:

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, get_args, runtim
 from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature
 from llm_spec.deadline import Deadline
 from llm_spec.errors import InvalidRequestError, UnsupportedError
 from llm_spec.pair_stats import PairStats
@@ -54,10 +53,9 @@ class StrategyContext:
 
     Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
     measures to them; `lookahead_costs` are those of rounds in this process. `deadline`: when the answer ends; None: it
-    has time. `untried`: features of the target that are being discovered; a strategy that can begin without them, and
-    wait for `target.discover` beside the answer, is ready all the same. `writes_raw_text`: what the strategy writes is
-    read by a message parser afterwards (`message_answer.py`), so that the request may have tools. `keeps_constraints`:
-    the server may constrain the answer; a stream that would begin within such a part raises ConstraintBegunError.
+    has time. `writes_raw_text`: what the strategy writes is read by a message parser afterwards (`message_answer.py`),
+    so that the request may have tools. `keeps_constraints`: the server may constrain the answer; a stream that would
+    begin within such a part raises ConstraintBegunError.
     """
 
     draft: DraftProvider | None
@@ -67,7 +65,6 @@ class StrategyContext:
     pair_stats: PairStats
     lookahead_costs: LookaheadCostMemory = field(default_factory=LookaheadCostMemory)
     deadline: Deadline | None = None
-    untried: frozenset[Feature] = frozenset()
     writes_raw_text: bool = False
     keeps_constraints: bool = False
 

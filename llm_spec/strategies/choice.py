@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from llm_spec._clock import wait_within
 from llm_spec.chat import ChatRequest
-from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
-from llm_spec.contract.endpoint import Discoverable, Feature
+from llm_spec.contract.endpoint import Feature
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.errors import TransientError, UnsupportedError, format_error_line
+from llm_spec.errors import UnsupportedError
 from llm_spec.planner import StrategyPlanner
 from llm_spec.result import PlainReason
 from llm_spec.stop_rules import may_token_complete_two
@@ -21,7 +18,7 @@ from llm_spec.strategies.message_answer import prepare_with_message_parser
 from llm_spec.strategies.registry import AUTO, PLAIN, Prepare, StrategyEntry, find_strategy, get_strategies_by_name
 from llm_spec.tools import find_message_parts
 
-__all__ = ["StrategyChoice", "choose_strategy", "has_undiscovered_needs"]
+__all__ = ["StrategyChoice", "choose_strategy", "discover_needed_features"]
 
 
 class StrategyChoice(NamedTuple):
@@ -34,21 +31,21 @@ class StrategyChoice(NamedTuple):
 
 
 async def choose_strategy(
-    context: StrategyContext, config: SpeculativeConfig, planner: StrategyPlanner, *, discovery: FeatureDiscovery
+    context: StrategyContext, name: str, planner: StrategyPlanner, *, discovery: FeatureDiscovery
 ) -> StrategyChoice:
-    """The strategy that the config names, or for `auto` the exact one that serves the context and pays, else plain.
+    """The strategy of this name, or for `auto` the exact one that serves the context and pays, else plain.
 
     A request that samples with a seed is answered plainly where batches or several streams would need more than one.
-    A strategy that the config names begins while it is found out what the target can do, or waits for that, as long as
-    for a first chunk; `auto` means plain until then. Where a server does not have what it may have, it means plain.
+    Until it is known what the target can do the answer is plain, and what the strategy needs is tried beside it. Where
+    a server does not have what it may have, the answer is plain as well.
     Raises UnsupportedError where the named strategy never serves such a context, and ConfigError as `find_strategy`.
     """
-    if config.strategy == AUTO:
+    if name == AUTO:
         return await _choose_automatically(context, planner, discovery)
-    strategy = find_strategy(config.strategy)
+    strategy = find_strategy(name)
     if strategy is PLAIN:
         return _make_plain_choice("configured")
-    prepared = await _prepare_named_strategy(strategy, context, config.timeouts, discovery)
+    prepared = await _prepare_named_strategy(strategy, context, discovery)
     if isinstance(prepared, StrategyChoice):
         return prepared
     plain = _find_sampling_or_stop_reason(strategy, context.request)
@@ -58,6 +55,21 @@ async def choose_strategy(
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
     plan = planner.choose_named_or_baseline(strategy.name, context.limits.baseline_every)
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _make_plain_choice(plan.plain_reason)
+
+
+async def discover_needed_features(name: str, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
+    """Try what a strategy needs, the best first, until the target has one of it; for `auto` what it compares.
+
+    Raises what the trials raise. False: they were ended by `FeatureDiscovery.aclose`.
+    """
+    strategies = _list_automatic_strategies(target) if name == AUTO else [find_strategy(name)]
+    for strategy in strategies:
+        for feature in strategy.discoverable_features[: 1 if name == AUTO else None]:
+            if not await discovery.wait_until_tried(feature):
+                return False
+            if _has_feature(target.capabilities, feature):
+                break
+    return True
 
 
 def _find_sampling_or_stop_reason(strategy: StrategyEntry, request: ChatRequest) -> StrategyChoice | None:
@@ -126,16 +138,6 @@ async def _find_missing_message_parser(
     return _make_plain_choice("discovery")
 
 
-def has_undiscovered_needs(strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
-    """Whether nobody knows yet whether the target has what the strategy needs."""
-    features = strategy.discoverable_features
-    if not features or not isinstance(target, Discoverable):
-        return False
-    if any(_has_feature_for_sure(target, feature, discovery) for feature in features):
-        return False
-    return not all(discovery.has_tried(feature) for feature in features)
-
-
 def _has_feature_for_sure(target: LlmProvider, feature: Feature, discovery: FeatureDiscovery) -> bool:
     """Whether the target has a feature for sure; that it goes on from a text is a belief until it was tried."""
     is_sure = feature != "continue_prefix" or discovery.has_tried(feature)
@@ -143,26 +145,16 @@ def _has_feature_for_sure(target: LlmProvider, feature: Feature, discovery: Feat
 
 
 async def _prepare_named_strategy(
-    strategy: StrategyEntry, context: StrategyContext, timeouts: Timeouts, discovery: FeatureDiscovery
+    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
 ) -> ReadyStrategy | StrategyChoice:
     """The strategy, ready to run, or plain; raises UnsupportedError where it never serves such a context."""
     if _may_read_message(strategy, context):
         plain = await _find_missing_message_parser(strategy, context, discovery)
         if plain is not None:
             return plain
-    prepare = _load_prepare_function(strategy)
-    untried = await _find_best_untried_feature(strategy, context, discovery)
-    if untried:  # a trial takes time, so the answer begins beside it if it can
-        prepared = prepare(replace(context, untried=untried))
-        if isinstance(prepared, ReadyStrategy):
-            return prepared
-        silence_s = timeouts.first_chunk_s
-        discovering = _discover_needed_features(strategy, context, discovery)
-        try:
-            await wait_within(discovering, silence_s, f"not known after {silence_s} s")
-        except TransientError as error:  # the target may answer all the same, and is tried again with the next request
-            return _make_plain_choice("discovery", format_error_line(error))
-    prepared = prepare(context)
+    if context.draft is not None and not await _has_tried_needs_or_start_trial(strategy, context.target, discovery):
+        return _make_plain_choice("discovery")
+    prepared = _load_prepare_function(strategy)(context)
     if isinstance(prepared, ReadyStrategy):
         return prepared
     can = context.target.capabilities
@@ -174,23 +166,21 @@ async def _prepare_named_strategy(
     raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {prepared.reason}")
 
 
-async def _find_best_untried_feature(
-    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
-) -> frozenset[Feature]:
-    """The best of what the strategy needs, if it is not known yet whether the target has it; else nothing.
+async def _has_tried_needs_or_start_trial(
+    strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery
+) -> bool:
+    """Whether it is known which of what the strategy needs the target has. If not, a trial starts in the background.
 
-    No trial is begun for the first answer, which the strategy itself begins when it may.
+    What the target lacked is tried again from time to time, and no answer waits for that.
     """
-    target = context.target
     for feature in strategy.discoverable_features:
-        if _has_feature_for_sure(target, feature, discovery):
-            break
-        is_new = feature in target.capabilities.discoverable and not discovery.has_tried(feature)
-        if is_new or not await discovery.has_tried_or_start_trial(feature):
-            return frozenset({feature})
+        if not _has_feature_for_sure(target, feature, discovery):
+            is_tried_now = await discovery.has_tried_or_start_trial(feature)
+            if not (is_tried_now or discovery.has_tried(feature)):
+                return False
         if _has_feature(target.capabilities, feature):
-            break
-    return frozenset()
+            return True
+    return True
 
 
 async def _choose_automatically(
@@ -198,14 +188,21 @@ async def _choose_automatically(
 ) -> StrategyChoice:
     if context.draft is None:
         return _make_plain_choice("no_draft")
-    is_local = context.target.capabilities.token_model is not None
-    candidates = [s for s in get_strategies_by_name().values() if s.auto and s.is_local == is_local]
-    if is_local:
+    candidates = _list_automatic_strategies(context.target)
+    if context.target.capabilities.token_model is not None:
         return _choose_local_strategy(candidates, context)
     plain = await _find_reason_to_wait(candidates, context, planner, discovery)
     if plain is not None:
         return plain
     return _choose_server_strategy(candidates, context, planner)
+
+
+def _list_automatic_strategies(target: LlmProvider) -> list[StrategyEntry]:
+    """Those that `auto` may use with such a target."""
+    is_local = target.capabilities.token_model is not None
+    return [
+        strategy for strategy in get_strategies_by_name().values() if strategy.auto and strategy.is_local == is_local
+    ]
 
 
 async def _find_reason_to_wait(
@@ -265,16 +262,6 @@ def _prepare_if_exact(strategy: StrategyEntry, context: StrategyContext) -> Read
         name = context.target.name
         return Refusal(f"target {name} gives no token ids, so that the text would be exact-text; choose it by name")
     return prepared
-
-
-async def _discover_needed_features(
-    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
-) -> None:
-    """Ask for what the strategy needs, the best first, until the target has one of it."""
-    for feature in strategy.discoverable_features:
-        await discovery.wait_until_tried(feature)
-        if _has_feature(context.target.capabilities, feature):
-            return
 
 
 def _has_feature(can: Capabilities, feature: Feature) -> bool:

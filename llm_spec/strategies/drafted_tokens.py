@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_spec.drafting.encoded_draft import SecondToken
 from llm_spec.row_stats import RowCallStats
 
 __all__ = ["DraftedTokens"]
@@ -13,15 +12,13 @@ __all__ = ["DraftedTokens"]
 class DraftedTokens:
     """One answer's draft; times are seconds of any clock that never goes back, and go to `row_stats`.
 
-    `ids`: the drafted tokens after those that are confirmed; `seconds`: that the draft took for each; `second_tokens`:
-    the draft's second choices there, as far as they are known. `is_idle`: nothing more is on its way; `is_exhausted`:
-    nor ever will be.
+    `ids`: the drafted tokens after those that are confirmed; `seconds`: that the draft took for each. `is_idle`:
+    nothing more is on its way; `is_exhausted`: nor ever will be.
     """
 
     def __init__(self, row_stats: RowCallStats, now_s: float) -> None:
         self.ids: list[int] = []
         self.seconds: list[float] = []
-        self.second_tokens: list[SecondToken | None] = []
         self.is_idle = self.is_exhausted = False
         self._row_stats = row_stats
         self._has_begun = False
@@ -34,14 +31,7 @@ class DraftedTokens:
         self._has_begun = True
 
     def update(
-        self,
-        ids: Sequence[int],
-        seconds: Sequence[float],
-        now_s: float,
-        *,
-        is_idle: bool,
-        is_exhausted: bool,
-        second_tokens: Sequence[SecondToken | None] = (),
+        self, ids: Sequence[int], seconds: Sequence[float], now_s: float, *, is_idle: bool, is_exhausted: bool
     ) -> None:
         """What it says now."""
         num_new = len(ids) - len(self.ids)
@@ -51,22 +41,14 @@ class DraftedTokens:
             self._row_stats.add_drafted_tokens_time(num_new, now_s - self._grew_s)
         if num_new > 0:
             self._grew_s, self._began_s = now_s, None
-        self.ids, self.seconds, self.second_tokens = list(ids), list(seconds), list(second_tokens)
+        self.ids, self.seconds = list(ids), list(seconds)
         self.is_idle, self.is_exhausted = is_idle, is_exhausted
 
     def confirm_token(self, token_id: int) -> int | None:
         """The answer's next token is known; gives what was drafted there, if anything."""
         drafted_id = self.ids.pop(0) if self.ids else None
-        if self.second_tokens:
-            second = self.second_tokens.pop(0)
-            self._row_stats.second_tokens.add_next_token(
-                0.0 if second is None else second.probability,
-                is_first_wrong=drafted_id != token_id,
-                is_right=second is not None and second.token_id == token_id,
-            )
         del self.seconds[:1]
         if drafted_id != token_id:
             self.ids.clear()  # what follows was guessed after another token
             self.seconds.clear()
-            self.second_tokens.clear()
         return drafted_id

@@ -54,7 +54,7 @@ from llm_spec.contract.endpoint import (
     SampledToken,
     TokenEndpoint,
 )
-from llm_spec.drafting.optional_members import WrappedDraft, open_draft_for_request
+from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
 from llm_spec.strategies.base import (
     ConstraintBegunError,

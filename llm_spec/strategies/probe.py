@@ -12,14 +12,13 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 
 __all__ = ["prepare_or_refuse"]
 
 
 def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any draft; a target that takes batches of token-id prompts. Sample and compare: exact whatever the draft is."""
-    draft, endpoint = context.draft, find_token_endpoint(context)
+    draft, endpoint = context.draft, context.target.capabilities.token_endpoint
     if draft is None:
         return Refusal("there is no draft")
     if endpoint is None:
@@ -46,10 +45,8 @@ def _open_probe_rounds(
 def _make_verify_by_sampling(endpoint: TokenEndpoint, sampling: Sampling) -> VerifyRound:
     unseeded = replace(sampling, seed=None)  # one seed for a whole batch would draw the same noise for each prefix
 
-    async def verify_by_sampling(
-        context_ids: list[int], drafted_ids: list[int], branches: list[list[int]]
-    ) -> list[SampledToken]:
+    async def verify_by_sampling(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         prefixes = [context_ids + drafted_ids[:end] for end in range(len(drafted_ids) + 1)]
-        return await endpoint.sample_next(prefixes + branches, unseeded)
+        return await endpoint.sample_next(prefixes, unseeded)
 
     return verify_by_sampling

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import MIN_BASELINE_TOKENS, count_prompt_characters
+from llm_spec.baseline import count_prompt_characters
 from llm_spec.chat import (
     AnswerDetail,
     Fallback,
@@ -45,7 +45,6 @@ from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.stream_scheduler import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
-from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 from llm_spec.text import StopMatcher
 
 __all__ = ["prepare_or_refuse"]
@@ -66,7 +65,7 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
         return Refusal("there is no draft")
     if can.token_model is not None:
         return Refusal(f"target {name} runs in this process and has no room for several streams")
-    endpoint = find_token_endpoint(context)
+    endpoint = can.token_endpoint
     if endpoint is None and not can.continue_prefix:
         return Refusal(f"target {name} can neither continue token ids nor an assistant's text")
     refusal = find_multi_call_refusal(
@@ -237,7 +236,7 @@ class _Race:
     # ----------------------------------------------------------------------------------------- streams
 
     def _make_stream(self, prefix: str) -> RaceStream:
-        stream = RaceStream(prefix, self._pair_stats.start_stream_timer(), is_held=self._race_target.is_being_tried)
+        stream = RaceStream(prefix, self._pair_stats.start_stream_timer())
         stream.token_ids = [] if self._race_target.is_by_ids else None
         return stream
 
@@ -270,42 +269,24 @@ class _Race:
 
     def _has_server_other_calls(self) -> bool:
         """Whether the server has other work of ours beside a stream."""
-        return self._num_open_streams > 1 or self._is_target_being_tried or self._scheduler.prompt_trial.is_running
-
-    @property
-    def _is_target_being_tried(self) -> bool:
-        """Whether calls that find out what the target can do may still be of use to this answer."""
-        return self._race_target.is_being_tried and not self._scheduler.is_off
+        return self._num_open_streams > 1 or self._scheduler.prompt_trial.is_running
 
     def _is_pace_undisturbed(self, stream: RaceStream) -> bool:
         """Whether a stream tells the target's pace although others are open beside it."""
         streams = self._pair_stats.streams
         is_first = stream is self._chain.streams[0] and stream.timer.first_s is not None
         has_room = streams.are_free and self._num_open_streams - 1 <= streams.num_extra
-        return is_first and has_room and not self._race_target.is_being_tried
+        return is_first and has_room
 
     async def _prepare_further_streams(self) -> None:
         """Find out how further streams are begun."""
-        target, was_by_ids = self._race_target, self._race_target.is_by_ids
         try:
-            await target.prepare_further_streams(self._root, self._allow_early_streams)
+            await self._race_target.encode_prompt(self._root)
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._stop_racing(error)
             return
-        if was_by_ids and not target.is_by_ids:
-            self._chain.output_events.append(_BY_TEXT)
-            self._chain.set_max_tokens(self._request.max_tokens)
         scheduler = self._scheduler
-        scheduler.can_begin, scheduler.can_read_prompt_part = True, target.is_by_ids
-        scheduler.are_streams_held = False
-        self._changed.set()
-
-    def _allow_early_streams(self, is_allowed: bool) -> None:
-        """Streams may begin whose text is held until it is known what they are worth; or they are worth nothing."""
-        scheduler = self._scheduler
-        scheduler.can_begin = scheduler.can_read_prompt_part = scheduler.are_streams_held = is_allowed
-        if not is_allowed:
-            self._chain.drop_all_but_first_stream()
+        scheduler.can_begin, scheduler.can_read_prompt_part = True, self._race_target.is_by_ids
         self._changed.set()
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
@@ -330,7 +311,8 @@ class _Race:
             case TextDelta() as delta:
                 num_tokens = count_piece_tokens(delta)
                 if stream is chain.streams[0]:
-                    self._charge_late_tokens(num_tokens, arrival, has_begun=has_begun)
+                    has_calls = arrival.has_calls
+                    self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=has_calls)
                 arrival.reader.count_undisturbed_tokens(num_tokens, arrival)
                 is_beside_calls = arrival.has_calls and not self._is_pace_undisturbed(stream)
                 is_disturbed = arrival.is_beside_draft or is_beside_calls
@@ -352,18 +334,10 @@ class _Race:
                 self._handle_stream_failure(stream, UnsupportedError("a later stream does more than write text"))
             case _:
                 pass
-        if chain.num_answer_tokens > MIN_BASELINE_TOKENS:
-            self._race_target.allow_disturbing_trials()
         first_s = stream.timer.first_s
-        if not (has_begun or stream is self._root or first_s is None or stream.is_held):
+        if not (has_begun or stream is self._root or first_s is None):
             self._pair_stats.streams.first_s.update(first_s - stream.timer.opened_s)
         self._scheduler.record_progress(self._num_open_streams, arrival.arrived_s)
-
-    def _charge_late_tokens(self, num_tokens: int, arrival: StreamArrival, *, has_begun: bool) -> None:
-        """What the first stream wrote may be late by the draft, or by what finds out what the server can do."""
-        self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-        if has_begun and self._is_target_being_tried and self._num_open_streams == 1:
-            self._scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
 
     def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""
@@ -394,9 +368,6 @@ class _Race:
                 costs.is_at_end = True
                 self._opened.remove(stream)
                 self._scheduler.num_opened -= 1
-            if self._scheduler.are_streams_held:  # perhaps what is tried is not there; else they may begin again
-                self._scheduler.can_begin = False
-                return
             self._num_failures += not costs.is_at_end
             if self._num_failures >= _MAX_FAILURES:
                 self._stop_racing(error)

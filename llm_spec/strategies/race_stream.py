@@ -45,7 +45,6 @@ class RaceStream:
     complete: bool = False
     finish: Finish | None = None
     is_shown: bool = False  # whether anything that it wrote was emitted
-    is_held: bool = False  # whether it was begun before it was known that it may be shown: its first token came later
     ended_s: float | None = None
     expected_ids: list[int] | None = None
     num_agreed: int = 0  # tokens since the last round that were as the draft had them

@@ -9,16 +9,6 @@ which is closed then; where that does not pay any more, a new stream goes on fro
     call 1          . . .                 sent first: what follows c, d and e
     call 2                . . .           sent while call 1 is under way, as if all of the draft were right
 
-Where the draft is unsure, a call has a row more: the prefix with the draft's second choice in the place of its first.
-
-    drafted   a b c d e f
-    call            . . .                 what follows c, d and e …
-                      .                   … and what follows c and the second choice for d
-
-If that is the target's own token after c, this row has the token after it, and a round trip is saved. The token that
-the row before gave decides which of the two rows is read. Both were sent before it was known, each gives the target's
-own token after exactly its own prefix, and no token is chosen for what it is: so sampled text keeps its distribution.
-
 A stream shows for nothing how well the draft does: rows are sent once that is known to pay, and the first call of a
 server has one row. `RowCallStats` has the arithmetic.
 
@@ -44,7 +34,7 @@ from llm_spec.strategies.lateness_trial import LatenessTrial
 from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.prompt_trial import PromptTrial
 
-__all__ = ["Branch", "ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
+__all__ = ["ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
 
 _MIN_USE: Final = 0.03  # a row that is less likely to be of use is not worth its tokens
 _MIN_SECONDS: Final = 1e-9
@@ -63,16 +53,9 @@ _DRAFT_PATIENCE: Final = 2.0  # times what drafting for a call usually takes, th
 _TRIAL_SHARE: Final = 0.5  # of what may be lost, that rows beside a stream may cost
 
 
-class Branch(NamedTuple):
-    """A row whose prefix has `token_id`, the draft's second choice, in the place of the assumed token at `offset`."""
-
-    offset: int
-    token_id: int
-
-
 @dataclass(eq=False, slots=True)
 class RowCall:
-    """A call under way: rows for the position `base + first` and those after it, and rows of `branches` after these.
+    """A call under way: rows for the position `base + first` and those after it.
 
     `assumed_ids`: drafted tokens after the `base` confirmed ones, up to the prefix of the last row. `num_other_rows`:
     under way when it was sent, a stream's included. `num_skipped`: of its positions, those that the stream wrote first.
@@ -82,25 +65,22 @@ class RowCall:
     first: int
     assumed_ids: tuple[int, ...]
     draft_s: tuple[float, ...] = ()  # that each of the drafted tokens after its first row took
-    branches: tuple[Branch, ...] = ()
     num_other_rows: int = 0
-    tokens: list[SampledToken] | None = None  # its answer, for all that were sent
+    tokens: list[SampledToken] | None = None  # its answer, one for each row
     verify_s: float = 0.0
     num_accepted: int = 0
     num_emitted: int = 0
     num_skipped: int = 0
     last_at: int = 0  # the position of the last token that it gave
-    num_sent_rows: int = field(init=False)
-    num_drafted: int = field(init=False)  # tokens that were sent to be judged, without second choices
-    _first_token: int = 0  # of `tokens`, the one for the first row
-
-    def __post_init__(self) -> None:
-        self.num_sent_rows, self.num_drafted = self.num_rows + len(self.branches), self.num_rows - 1
 
     @property
     def num_rows(self) -> int:
-        """Rows that may still be of use, without those of branches."""
         return len(self.assumed_ids) - self.first + 1
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that are sent to be judged."""
+        return self.num_rows - 1
 
     @property
     def start(self) -> int:
@@ -114,27 +94,7 @@ class RowCall:
 
     def get_token(self, position: int) -> SampledToken | None:
         """What it gives for a position; None: it was not answered yet."""
-        return None if self.tokens is None else self.tokens[self._first_token + position - self.start]
-
-    def has_branch(self, position: int, token_id: int | None = None) -> bool:
-        """Whether it has a row with the second choice (that it is `token_id`) in this position."""
-        return any(
-            branch.offset == position - self.base and token_id in (None, branch.token_id) for branch in self.branches
-        )
-
-    def list_prefixes_of_branches(self) -> list[tuple[int, ...]]:
-        """What each branch's row assumes after the `base` confirmed tokens."""
-        return [(*self.assumed_ids[: branch.offset], branch.token_id) for branch in self.branches]
-
-    def follow_branch(self, position: int, token_id: int) -> bool:
-        """The position has this token, and not the assumed one: only the branch's row is left. False: there is none."""
-        branch = Branch(position - self.base, token_id)
-        if branch not in self.branches:
-            return False
-        self._first_token = self.num_rows + self.branches.index(branch)
-        self.assumed_ids = (*self.assumed_ids[: branch.offset], token_id)
-        self.first, self.branches = branch.offset + 1, ()
-        return True
+        return None if self.tokens is None else self.tokens[position - self.start]
 
 
 class ConfirmedToken(NamedTuple):
@@ -163,8 +123,8 @@ class RowScheduler:
 
     `max_open`: calls and streams that may be open at once; with one, a stream ends where rows begin. `max_calls`: of
     those, calls. `max_rows`: of a call. `max_tokens`: of the answer. `is_cache_shared`: as of `PromptTrial`.
-    `has_branches`: whether calls may have rows of second choices. Whoever drives it tells what has happened, calls
-    `take_confirmed` and `take_dropped_calls`, and does what `decide_next_actions` says.
+    Whoever drives it tells what has happened, calls `take_confirmed` and `take_dropped_calls`, and does what
+    `decide_next_actions` says.
     """
 
     def __init__(
@@ -178,7 +138,6 @@ class RowScheduler:
         max_tokens: int | None,
         now_s: float,
         is_cache_shared: bool = False,
-        has_branches: bool = True,
     ) -> None:
         self.ids: list[int] = []  # confirmed
         self.calls: list[RowCall] = []  # that may still tell something, in the order in which they were sent
@@ -198,7 +157,6 @@ class RowScheduler:
         self._max_open = max_open
         self._max_calls = min(max_calls, max_open)
         self._max_rows = max_rows
-        self._has_branches = has_branches
         self._is_off = False  # no more rows
         self.budget = LossBudget(pair_stats, now_s)
         self._row_trial: LatenessTrial | None = None
@@ -274,7 +232,7 @@ class RowScheduler:
         call.tokens, call.verify_s = tokens, seconds
         if self._row_trial is not None:
             self._row_trial.is_answered = True
-        self._rows.add_call_time(call.num_sent_rows, seconds, num_other_rows=call.num_other_rows)
+        self._rows.add_call_time(call.num_rows, seconds, num_other_rows=call.num_other_rows)
 
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
         """The next token that rows confirm; None: there is none yet. Of sampled text, a stream ends with the first."""
@@ -290,7 +248,7 @@ class RowScheduler:
         if is_streamed:
             self.record_stream_ended(now_s)
         drafted_id = call.assumed_ids[at - call.base] if at - call.base < len(call.assumed_ids) else None
-        is_accepted = token.token_id == drafted_id or call.has_branch(at, token.token_id)
+        is_accepted = token.token_id == drafted_id
         call.num_emitted, call.last_at = call.num_emitted + 1, at
         call.num_accepted += is_accepted
         self._confirm_token(token.token_id, call)
@@ -327,8 +285,6 @@ class RowScheduler:
                 call.num_skipped += 1
             index = at - call.base
             is_wrong = 0 <= index < len(call.assumed_ids) and call.assumed_ids[index] != token_id
-            if is_wrong and call.follow_branch(at, token_id):
-                is_wrong = False
             if is_wrong or call.end <= len(self.ids):
                 self.calls.remove(call)
                 self._dropped_calls.append(call)
@@ -400,14 +356,13 @@ class RowScheduler:
             first,
             tuple(self.draft.ids[:last]),
             tuple(self.draft.seconds[first:last]),
-            self._choose_branches(first, last, now_s),
             self._count_rows_under_way() + has_stream,
         )
         self._send_at_s = now_s + self._rows.estimate_call_s() / self._max_calls
         if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
             self._rows_from = call.start
         if self.stream_at is not None and self._stream_opened_s is None:
-            self._add_to_row_trial(call.num_sent_rows)
+            self._add_to_row_trial(call.num_rows)
         self.calls.append(call)
         decision.calls.append(call)
         self._send_calls(first + num_rows, now_s, decision)
@@ -418,29 +373,6 @@ class RowScheduler:
         if trial is None or not (trial.is_answered or self._count_rows_under_way()):
             trial = self._row_trial = LatenessTrial(self._rows.lateness, 0, self._stream_last_s)
         trial.amount += num_rows
-
-    def _choose_branches(self, first: int, last: int, now_s: float) -> tuple[Branch, ...]:
-        """Second choices that are likely enough to be worth a row each, of a call that has rows up to `last`.
-
-        One that is right saves a token's part of a cycle.
-        """
-        seconds = self.draft.second_tokens[:last]
-        if not (seconds and self._has_branches and self._rows.is_measured):
-            return ()
-        cycle = self._rows.estimate_cycle(self._agreement.estimate_coverage_rate(), self._max_calls)
-        least = max(_MIN_USE, self._rows.row_s * cycle.tokens / max(cycle.seconds, _MIN_SECONDS))
-        accepted = self._agreement.estimate_acceptance_rate()
-        room = min(self._max_rows, 2 * self._rows.max_rows, self._limit_rows_beside_stream(now_s)) - (last - first + 1)
-        lowest = 0 if self.stream_at is None else first - 1  # a stream has written those before it
-        found = [
-            Branch(offset, second.token_id)
-            for offset, second in enumerate(seconds)
-            if second is not None
-            and offset >= lowest
-            and accepted**offset * self._rows.second_tokens.estimate_probability(second.probability) >= least
-            and not any(call.has_branch(len(self.ids) + offset) for call in self.calls)
-        ]
-        return tuple(found[: max(0, room)])
 
     def _wait_for_single_call(self, num_rows: int, now_s: float) -> float:
         """How long a call with no other beside it may wait for more than these rows."""
@@ -494,7 +426,7 @@ class RowScheduler:
         return num_rows - self._count_rows_under_way()
 
     def _count_rows_under_way(self) -> int:
-        return sum(call.num_sent_rows for call in self.calls if call.tokens is None)
+        return sum(call.num_rows for call in self.calls if call.tokens is None)
 
     def _estimate_stream_lead_tokens(self, now_s: float) -> int:
         """How many tokens the stream writes until a call that is sent now is answered."""
@@ -705,4 +637,4 @@ def _find_token_origin(call: RowCall, drafted_id: int | None, *, is_accepted: bo
         return "accepted"
     if drafted_id is not None:
         return "correction"
-    return "bonus" if call.num_sent_rows > 1 else "plain"
+    return "bonus" if call.num_rows > 1 else "plain"

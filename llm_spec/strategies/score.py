@@ -16,7 +16,6 @@ from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer,
 from llm_spec.errors import TargetError
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.strategies.undiscovered_endpoint import find_scoring_endpoint
 from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.seed import draw_random_seed
 
@@ -32,13 +31,12 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
 
     Exact where those are all that counts: greedily, and for top-k sampling with k within what is reported.
     """
-    draft, request = context.draft, context.request
-    found = find_scoring_endpoint(context)
+    draft, request, can = context.draft, context.request, context.target.capabilities
+    endpoint, scorer = can.token_endpoint, can.token_scorer
     if draft is None:
         return Refusal("there is no draft")
-    if found is None:
+    if endpoint is None or scorer is None:
         return Refusal(f"target {context.target.name} does not score given tokens")
-    endpoint, scorer = found
     refusal = find_multi_call_refusal(request, writes_raw_text=context.writes_raw_text) or _find_sampling_refusal(
         request.sampling, scorer.max_top
     )
@@ -93,11 +91,7 @@ def _make_verify_by_scores(endpoint: TokenEndpoint, scorer: TokenScorer, samplin
             ends[token_id] = token.is_end
         return ends[token_id]
 
-    async def verify_by_scores(
-        context_ids: list[int],
-        drafted_ids: list[int],
-        branches: list[list[int]],  # noqa: ARG001 - there are none
-    ) -> list[SampledToken]:
+    async def verify_by_scores(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         num_rows = len(drafted_ids) + 1
         rows = await scorer.score(context_ids + drafted_ids, num_rows=num_rows, top=top)
         _check_scored_rows(rows, num_rows, top)

@@ -48,15 +48,13 @@ from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
-from llm_spec.strategies.undiscovered_endpoint import UndiscoveredEndpoint
 from llm_spec.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["VerifyRound", "answer_in_rounds"]
 
 # The target's own token after `context_ids` and after each of the drafted ids that follow: one more than were drafted.
-# Then that after each of further prefixes, of which there are none where scores are read.
-VerifyRound: TypeAlias = Callable[[list[int], list[int], list[list[int]]], Awaitable[list[SampledToken]]]
+VerifyRound: TypeAlias = Callable[[list[int], list[int]], Awaitable[list[SampledToken]]]
 
 _DRAFT_TOKENS: Final = 64  # asked of the draft at a time
 _MAX_REST_TOKENS: Final = 32  # tokens without a draft, after several that were wrong at once
@@ -159,7 +157,6 @@ class _ServerRounds:
             now_s=self._clock(),
             # a server that is to score a prompt reads all of it
             is_cache_shared=self._target.capabilities.shares_prompt_cache and not is_read_from_scores,
-            has_branches=not is_read_from_scores,
         )
         self._gate = DraftGate(
             draft,
@@ -235,14 +232,7 @@ class _ServerRounds:
         encoded, scheduler = self._encoded_draft, self._scheduler
         now_s, is_exhausted = self._clock(), self._background_draft.is_exhausted
         scheduler.add_late_token_counts(*encoded.take_late_token_counts())
-        scheduler.draft.update(
-            encoded.ids,
-            encoded.seconds,
-            now_s,
-            is_idle=encoded.is_idle,
-            is_exhausted=is_exhausted,
-            second_tokens=encoded.second_tokens,
-        )
+        scheduler.draft.update(encoded.ids, encoded.seconds, now_s, is_idle=encoded.is_idle, is_exhausted=is_exhausted)
         scheduler.can_leave = not self._answer.held_ids
         scheduler.num_closing = len(self._closing)
         scheduler.max_tokens = self._find_max_answer_tokens()
@@ -319,10 +309,6 @@ class _ServerRounds:
 
     def _restart_draft_after_answer(self, num_tokens: int) -> None:
         self._scheduler.draft.record_restart(self._clock())
-        rows, may_branch = self._pair_stats.rows, not self._is_read_from_scores
-        self._background_draft.wants_second_choices = (  # none has a row before a call was measured
-            may_branch and rows.is_measured and rows.second_tokens.is_worth_requesting
-        )
         self._encoded_draft.restart(self._answer.text, num_tokens)
 
     def _limit_draft_tokens(self) -> int:
@@ -356,19 +342,13 @@ class _ServerRounds:
         return [*self._prompt_ids, *self._scheduler.ids]
 
     def _has_other_server_calls(self) -> bool:
-        """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
-        return bool(self._tasks) or self._is_target_being_tried or self._scheduler.prompt_trial.is_running
-
-    @property
-    def _is_target_being_tried(self) -> bool:
-        """Whether calls that find out what the target can do may still be of use to this answer."""
-        endpoint = self._endpoint
-        return isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried and not self._has_given_up
+        """Whether the server has other work of ours beside its stream."""
+        return bool(self._tasks) or self._scheduler.prompt_trial.is_running
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
         """Have some tokens of the prompt and the answer read, by a call like those of rows."""
         try:
-            await self._verify(choose_prompt_stretch(self._list_context_ids(), num_tokens), [], [])
+            await self._verify(choose_prompt_stretch(self._list_context_ids(), num_tokens), [])
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             self._give_up_rows(error)
@@ -376,18 +356,15 @@ class _ServerRounds:
     def _send_row_call(self, call: RowCall) -> None:
         context_ids = self._list_context_ids()
         drafted_ids = list(call.assumed_ids[call.first :])
-        branches = [[*context_ids, *prefix] for prefix in call.list_prefixes_of_branches()]
         context_ids += call.assumed_ids[: call.first]
-        self._tasks[call] = asyncio.create_task(self._request_rows(call, context_ids, drafted_ids, branches))
+        self._tasks[call] = asyncio.create_task(self._request_rows(call, context_ids, drafted_ids))
 
-    async def _request_rows(
-        self, call: RowCall, context_ids: list[int], drafted_ids: list[int], branches: list[list[int]]
-    ) -> None:
+    async def _request_rows(self, call: RowCall, context_ids: list[int], drafted_ids: list[int]) -> None:
         sent_s = self._clock()
         try:
-            tokens = await self._verify(context_ids, drafted_ids, branches)
-            if len(tokens) != call.num_sent_rows:
-                raise TargetError(f"the target gave {len(tokens)} tokens for {call.num_sent_rows} prefixes")
+            tokens = await self._verify(context_ids, drafted_ids)
+            if len(tokens) != call.num_rows:
+                raise TargetError(f"the target gave {len(tokens)} tokens for {call.num_rows} prefixes")
             self._scheduler.record_call_answer(call, tokens, self._clock() - sent_s)
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             if self._tasks.pop(call, None) is not None:
@@ -490,8 +467,6 @@ class _ServerRounds:
             num_tokens = count_piece_tokens(event)
             if not self._is_plain:
                 self._gate.add_streamed(num_tokens, arrival.seconds, arrival.drafting_s, has_calls=arrival.has_calls)
-                if stream.timer.first_s is not None and self._is_target_being_tried:
-                    scheduler.budget.add_late_tokens(num_tokens, arrival.seconds)
             stream.time_arrived_tokens(num_tokens, arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
             await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)

@@ -140,10 +140,6 @@ class StreamChain:
         parent.end, parent.expected = end, parent.expected[:end]
         self.streams.append(child)
 
-    def set_max_tokens(self, max_tokens: int | None) -> None:
-        """From now on nobody else keeps to the request's limit."""
-        self._max_tokens = max_tokens
-
     @property
     def num_answer_tokens(self) -> int:
         """Tokens that are confirmed."""

@@ -43,7 +43,6 @@ _CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
 _MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
 _MIN_USEFUL_RUN: Final = 4  # tokens that a draft is right, for it not to be tired of
 _MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a second one is opened
-_HELD_LEAD: Final = 1.5  # waits for a first token, in which what streams are held for is hoped to be known
 _TRIAL_TOKENS: Final = 4  # that are written beside more streams than before, to see whether those slow them down
 _TRIAL_FACTOR: Final = 4  # so many times as many streams are tried next
 _MAX_TRIAL_LOSS: Final = 1.0  # tokens that a trial may be late, for the server to have room
@@ -95,7 +94,6 @@ class StreamScheduler:
         is_cache_shared: bool = False,
     ) -> None:
         self.can_begin = False  # whether it is known how further streams are begun
-        self.are_streams_held = False  # they write nothing until it is known that they may
         self.is_off = False  # nothing more is begun
         self.num_opened = 0  # streams beside the first one, in all
         self.gained_s = 0.0  # by taking over what they had written
@@ -197,7 +195,7 @@ class StreamScheduler:
         if num_open >= self._choose_max_open_streams(now_s):
             return None
         # what the last stream will have written when a new one writes its first token
-        lead = self._estimate_lead_tokens() * (_HELD_LEAD if self.are_streams_held else 1.0)
+        lead = self._estimate_lead_tokens()
         if tail.timer.first_s is None:
             lead = min(lead or math.inf, (now_s - tail.timer.opened_s) / self._pair_stats.target_token_s)
         num_before = self._count_unverified_tokens(tail) + math.ceil(lead)

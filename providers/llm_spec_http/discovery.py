@@ -2,8 +2,10 @@
 
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
 again after a while where the answer was no: servers are updated, and others take their place at the same address. Where
-a check failed for a passing reason (a server that is still loading its model), it is made again soon. Checks are made a
-few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
+a check failed for a passing reason (a server that is still loading its model), it is made again soon. What the model
+has to do for them is asked one call at a time, while no answer is open (`trial_pace.py`).
+
+Whether a server goes on from a text is found out at once, since an answer that broke off waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from llm_spec import (
@@ -50,7 +53,7 @@ _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
 T = TypeVar("T")
-Check: TypeAlias = Callable[[], Awaitable[bool | None]]  # None: it failed for a passing reason
+Check: TypeAlias = Callable[[], Awaitable["bool | TransientError"]]  # an error: the server cannot answer now
 _TextAndIds: TypeAlias = tuple[str, list[int]]
 _EventStream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
 
@@ -67,7 +70,7 @@ class _FeatureFinding:
 
 @dataclass(slots=True)
 class _ServerFindings:
-    """What is known of one server, and the pace of the trials that find it out."""
+    """What is known of one server, and when it is found out."""
 
     endpoint: _FeatureFinding = field(default_factory=_FeatureFinding)
     scorer: _FeatureFinding = field(default_factory=_FeatureFinding)
@@ -76,7 +79,7 @@ class _ServerFindings:
     message_parts: frozenset[MessagePart] = frozenset()  # in which the parser of messages agreed with chat
     separates_reasoning: bool = False
     pace: TrialPace = field(default_factory=TrialPace)
-    requested: set[Feature] = field(default_factory=set["Feature"])  # of token ids, that somebody wants to know
+    wants_messages: bool = False  # whether somebody wants to know if there is a parser of messages
 
 
 _servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
@@ -149,24 +152,13 @@ class ServerFeatures:
             )
         return self._capabilities_by_findings[findings]
 
-    def pace_trial_by_stream(self, opened: _EventStream, *, requests_trial: bool = False) -> _EventStream:
-        """An answer's stream, by which a trial is paced; one that nobody wants, or that has ended, costs it nothing."""
-        if requests_trial:
-            self._findings.requested.add("token_endpoint")
-        probes: dict[Feature, _FeatureProbe] = {"token_endpoint": self._endpoint, "token_scorer": self._scorer}
-        requested = [probe for feature, probe in probes.items() if feature in self._findings.requested]
-        is_settled = self._endpoint.is_known_missing or all(
-            probe.is_supported or probe.is_known_missing for probe in requested
-        )
-        return opened if is_settled else self.pace.watch(opened)
-
     def try_messages_on_answer(self, request: ChatRequest) -> _EventStream | None:
         """A request's answer from chat, on which the parser of messages is tried; None: nobody wants to know, or can.
 
         One that is constrained as a whole tells nothing where the server's answers do not reason before.
         """
         findings, tokens, messages = self._findings, self._tokens, self._messages
-        if tokens is None or messages is None or "message_parser" not in findings.requested:
+        if tokens is None or messages is None or not findings.wants_messages:
             return None
         parts = find_message_parts(request, separates_reasoning=findings.separates_reasoning)
         is_due = self._message_parser.is_supported or self._message_parser.is_due
@@ -211,11 +203,6 @@ class ServerFeatures:
         """The calls with token ids, unless they were found to be missing."""
         return None if self._endpoint.is_known_missing else self._tokens
 
-    async def wait_for_early_endpoint(self) -> HttpTokenEndpoint | None:
-        """The same, once a call of a trial has shown that there is room beside an answer; None: there is none."""
-        has_room = self._tokens is not None and await self.pace.wait_for_room()
-        return self.get_untried_token_endpoint() if has_room else None
-
     def mark_token_ids_missing(self) -> None:
         """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
         self._endpoint.mark_missing()
@@ -226,21 +213,19 @@ class ServerFeatures:
             await feature.aclose()
 
     async def discover(self, feature: Feature) -> None:
-        """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
+        """Try a feature, if that is due; raises TransientError where the server cannot answer now."""
         tokens, trial = self._tokens, self._token_id_trial
         if feature == "message_parser":
-            self._findings.requested.add(feature)
+            self._findings.wants_messages = True
             if self._messages is not None and not self._message_parser.is_supported and self._message_parser.is_due:
                 raise TransientError("the server's parser of messages is tried on the next answer that calls a tool")
         elif feature == "continue_prefix":
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
-            self._findings.requested.add("token_endpoint")
             await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_supported:
-                self._findings.requested.add(feature)
-                await self._scorer.probe_if_due(lambda: _passes_check(_can_score_at_pace(tokens, self.pace)))
+                await self._scorer.probe_if_due(lambda: _passes_check(_can_score_tokens(tokens, self.pace)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
@@ -298,6 +283,8 @@ class _FeatureProbe:
 
     async def probe_if_due(self, check: Check) -> None:
         """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
+
+        Where it gives an error that is raised, and the feature is taken for missing for a short while.
 
         Callers at the same time share one trial. Each may leave it to the others; it ends with the last.
         """
@@ -360,10 +347,12 @@ class _FeatureProbe:
         finding.trial = asyncio.current_task()
         try:
             passes = await check()
-            first_pause_s = _PAUSE_AFTER_FAILURE_S if passes is None else _FIRST_PAUSE_S
-            self._set_finding(is_supported=bool(passes), first_pause_s=first_pause_s)
         finally:
             finding.trial = None
+        if isinstance(passes, TransientError):
+            self._set_finding(is_supported=False, first_pause_s=_PAUSE_AFTER_FAILURE_S)
+            raise passes
+        self._set_finding(is_supported=passes)
 
     async def _cancel_trial(self, loop: asyncio.AbstractEventLoop, trial: _RunningTrial) -> None:
         if self._trials.get(loop) is trial:
@@ -400,14 +389,12 @@ def _find_running_trial(finding: _FeatureFinding) -> asyncio.Task[Any] | None:
     return trial if is_here else None
 
 
-async def _passes_check(check: Awaitable[bool]) -> bool | None:
-    """Whether a check says so; whatever the server does instead is a no. None: it cannot answer now."""
+async def _passes_check(check: Awaitable[bool]) -> bool | TransientError:
+    """Whether a check says so; whatever the server does instead is a no, unless it cannot answer now."""
     try:
         return await check
-    except TransientError:
-        return None
-    except ExceptionGroup as errors:
-        return None if errors.split(TransientError)[1] is None else False
+    except TransientError as error:
+        return error
     except Exception:  # noqa: BLE001 - as above
         return False
 
@@ -415,10 +402,9 @@ async def _passes_check(check: Awaitable[bool]) -> bool | None:
 class _TokenIdTrial:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
-    An answer may be under way, which a server without room to spare writes more slowly meanwhile. So it reads few
-    tokens: the beginnings of a few words, and one short conversation, in two ways, one of which may find in the
-    server's cache what the other has read.
-    What a call gave is kept: a trial that was left goes on where it was.
+    It reads few tokens: the beginnings of a few words, and one short conversation, in two ways, one of which may find
+    in the server's cache what the other has read. The tokenizer is asked at once, since that holds no answer up.
+    What a call gave is kept: a trial that was left, as at the end of its event loop, goes on where it was.
     """
 
     def __init__(self, tokens: HttpTokenEndpoint, pace: TrialPace, may_separate_reasoning: Callable[[], bool]) -> None:
@@ -427,8 +413,8 @@ class _TokenIdTrial:
         self._pace = pace
         self._cached_results: dict[str, Any] = {}
 
-    async def run_to_end(self) -> bool | None:
-        """Whether it works (None: the server cannot answer now); what was kept of the calls is of no use then."""
+    async def run_to_end(self) -> bool | TransientError:
+        """Whether it works (an error: the server cannot answer now); what was kept is of no use then."""
         works = await _passes_check(self._check_token_id_support())
         self._cached_results.clear()
         return works
@@ -439,40 +425,40 @@ class _TokenIdTrial:
         word_ids = await self._call_cached("word ids", lambda: tokens.encode(_WORDS))
         if await self._call_cached("round trip", lambda: _round_trip_test_text(tokens)) != _ROUND_TRIP_TEXT:
             return False
-        async with asyncio.TaskGroup() as group:  # each follows when there is room beside those before it
-            batch = group.create_task(
-                self._call_cached_at_pace("words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]]))
-            )
-            answer = group.create_task(
-                self._collect_at_pace("answer", len(prompt_ids), lambda: tokens.stream_chat(request))
-            )
-            continued = group.create_task(
-                self._collect_at_pace("continued", len(prompt_ids), lambda: tokens.stream_after(prompt_ids, request))
-            )
-            has_good_batch = await batch
-            if has_good_batch is False:
-                answer.cancel()
-                continued.cancel()
-                return False
-        (chat_text, chat_ids), (text, ids) = answer.result(), continued.result()
+        has_good_batch = await self._check_batch("words", [word_ids[:2], word_ids[:3]])
+        if has_good_batch is False:
+            return False
+        chat_text, chat_ids = await self._collect_at_pace("answer", lambda: tokens.stream_chat(request))
+        text, ids = await self._collect_at_pace("continued", lambda: tokens.stream_after(prompt_ids, request))
         # of reasoning the server's chat gives the text apart
         is_same = chat_ids == ids and (chat_text == text or self._may_separate_reasoning())
         if not is_same or has_good_batch:
             return is_same
         ends = [prompt_ids[: len(prompt_ids) - cut] for cut in range(3)]
-        has_good_batch = await self._call_cached_at_pace(
-            "ends", 6 * len(prompt_ids), lambda: _check_batch(tokens, ends)
+        return await self._check_batch("ends", ends) is not False
+
+    async def _check_batch(self, name: str, prefixes: list[list[int]]) -> bool | None:
+        """Whether a batch gives what each prefix gives by itself; None: all give the same, whatever their order is."""
+        tokens, one_token = self._tokens, replace(_REQUESTS[-1], max_tokens=1)
+        batch = await self._call_at_pace(name, lambda: tokens.sample_next(prefixes, _GREEDY))
+        first, *others = batch
+        text, token_ids = await self._collect_at_pace(
+            f"{name}, streamed", lambda: tokens.stream_after(prefixes[0], one_token)
         )
-        return has_good_batch is not False
+        if token_ids[:1] != [first.token_id] or not (first.is_end or text.startswith(first.text)):
+            return False
+        for prefix, other in zip(prefixes[1:], others, strict=True):
+            alone = await self._call_at_pace(f"{name}, {len(prefix)}", partial(tokens.sample_next, [prefix], _GREEDY))
+            if alone != [other]:
+                return False
+        return None if len({token.token_id for token in batch}) == 1 else True
 
-    async def _call_cached_at_pace(self, name: str, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gave, or gives now, that reads so many tokens."""
-        return await self._call_cached(name, lambda: self._pace.run_call(num_tokens, call))
+    async def _call_at_pace(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """What a call gave, or gives when it may be made."""
+        return await self._call_cached(name, lambda: self._pace.run_call(call))
 
-    async def _collect_at_pace(
-        self, name: str, num_tokens: int, open_stream: Callable[[], _EventStream]
-    ) -> _TextAndIds:
-        return await self._call_cached_at_pace(name, num_tokens, lambda: _collect_text_and_ids(open_stream()))
+    async def _collect_at_pace(self, name: str, open_stream: Callable[[], _EventStream]) -> _TextAndIds:
+        return await self._call_at_pace(name, lambda: _collect_text_and_ids(open_stream()))
 
     async def _call_cached(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         if name in self._cached_results:
@@ -491,32 +477,14 @@ class _TokenIdTrial:
         return last, await self._tokens.encode_chat(last)
 
 
-async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> bool | None:
-    """Whether a batch gives what each prefix gives by itself; None: each gives the same, whatever their order is."""
-    one_token = replace(_REQUESTS[-1], max_tokens=1)
-    async with asyncio.TaskGroup() as group:
-        batch = group.create_task(tokens.sample_next(prefixes, _GREEDY))
-        alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes[1:]]
-        streamed = group.create_task(_collect_text_and_ids(tokens.stream_after(prefixes[0], one_token)))
-    first, *others = batch.result()
-    text, token_ids = streamed.result()
-    same_start = token_ids[:1] == [first.token_id] and (first.is_end or text.startswith(first.text))
-    if not same_start or others != [token for task in alone for token in task.result()]:
-        return False
-    return None if len({token.token_id for token in batch.result()}) == 1 else True
-
-
-async def _can_score_at_pace(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
-    prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
-    return await pace.run_call_in_idle_time(lambda: can_score_tokens(tokens, prompt_ids))
-
-
-async def can_score_tokens(tokens: HttpTokenEndpoint, prompt_ids: list[int]) -> bool:
+async def _can_score_tokens(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
     """Whether the likeliest tokens that it reports are those that it samples, position by position."""
-    first = (await tokens.sample_next([prompt_ids], _GREEDY))[0].token_id
-    second = (await tokens.sample_next([[*prompt_ids, first]], _GREEDY))[0].token_id
-    rows = await tokens.score([*prompt_ids, first], num_rows=2, top=2)
-    same_tokens = [row.top[0][0] for row in rows] == [first, second]
+    ids, picked = await tokens.encode_chat(_REQUESTS[-1]), list[int]()
+    for _ in range(2):
+        (token,) = await pace.run_call(lambda: tokens.sample_next([[*ids, *picked]], _GREEDY))
+        picked.append(token.token_id)
+    rows = await pace.run_call(lambda: tokens.score([*ids, picked[0]], num_rows=2, top=2))
+    same_tokens = [row.top[0][0] for row in rows] == picked
     # scores come without text, so that the text of a token must not depend on its neighbours
     alone = [await tokens.decode([token_id]) for token_id in await tokens.encode(_WORDS)]
     return same_tokens and "".join(alone) == _WORDS

@@ -18,7 +18,6 @@ from llm_spec import (
     ChatResponse,
     ConfigError,
     StreamEvent,
-    UnsupportedError,
     complete_from_stream,
 )
 from llm_spec.contract.endpoint import Feature
@@ -93,7 +92,6 @@ class HttpProvider:
                 prediction=dialect.prediction,
                 shares_prompt_cache=dialect.shares_prompt_cache,
                 whole_answers=dialect.stops_when_reader_leaves,
-                tells_logprobs=dialect.tells_logprobs,
                 first_chunk_s=VENDOR_FIRST_CHUNK_S if dialect.is_vendor else SERVER_FIRST_CHUNK_S,
             ),
             tokens,
@@ -109,7 +107,7 @@ class HttpProvider:
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._features.try_messages_on_answer(request) or self._stream_answer(request)
-        return self._features.pace_trial_by_stream(opened)
+        return self._features.pace.watch(opened)
 
     @asynccontextmanager
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -128,22 +126,14 @@ class HttpProvider:
         tokens = self._features.get_untried_token_endpoint()
         if tokens is None or request.raw:
             return self.stream(request)
-        return self._features.pace_trial_by_stream(
-            tokens.stream_chat_trying_token_ids(request, on_refusal=self._features.mark_token_ids_missing),
-            requests_trial=True,
-        )
+        opened = tokens.stream_chat_trying_token_ids(request, on_refusal=self._features.mark_token_ids_missing)
+        return self._features.pace.watch(opened)
 
-    async def encode_early(self, text: str) -> list[int]:
-        tokens = self._features.get_untried_token_endpoint()
-        if tokens is None:
-            raise UnsupportedError(f"{self.name} does not take token ids")
-        return await tokens.encode(text)
-
-    async def wait_for_early_endpoint(self) -> HttpTokenEndpoint | None:
-        return await self._features.wait_for_early_endpoint()
+    def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        return self._features.pace.watch(self._stream_answer_chunks(request))
 
     @asynccontextmanager
-    async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
+    async def _stream_answer_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with (
             await self._post_request(request) as response,
             aclosing(read_http_answer_chunks(self._client, response, create_chunk_normalizer(request))) as chunks,
@@ -154,11 +144,18 @@ class HttpProvider:
         if not self._dialect.stops_when_reader_leaves:
             return await complete_from_stream(self, request)
         body = build_request_body(request, self._model, self._dialect, stream=False)
+        async with self._features.pace.watch(self._open_whole_answer(request, body)) as events:
+            return await read_whole_http_answer(events)
+
+    @asynccontextmanager
+    async def _open_whole_answer(
+        self, request: ChatRequest, body: dict[str, Any]
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with (
             await self._client.post(_get_endpoint_path(request), body, WHOLE_ANSWER_TIMEOUT) as response,
             aclosing(self._read_answer_events(request, response)) as events,
         ):
-            return await read_whole_http_answer(events)
+            yield events
 
     async def discover(self, feature: Feature) -> None:
         self._client.check_open()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llm_spec.provider_kit import NOISE_GROUP_SIZE, NoisePurpose, philox4x32
 
-__all__ = ["has_triton", "make_gumbel_tensor", "make_uniform_tensor", "split_seed_into_words"]
+__all__ = ["has_triton", "make_gumbel_tensor", "split_seed_into_words"]
 
 _SCALE = 2.0**-32
 _MASK32 = 0xFFFFFFFF
@@ -39,18 +39,6 @@ def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tenso
     groups = tokens // NOISE_GROUP_SIZE
     more = -torch.log(_draw_token_uniforms(key, positions, vocab_size))
     return -torch.log(least[..., groups] + more.masked_fill(leaders[..., groups] == tokens, 0.0))
-
-
-def make_uniform_tensor(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
-    """One number in (0, 1) for each position, float64 [num_positions]: the reference's `draw_uniform_number`.
-
-    `key` int64 [2], `positions` int64 [num_positions]; `purpose` (a NoisePurpose, or its values) and `round_index`,
-    int64 [] or [num_positions].
-    """
-    stream = purpose | round_index << 8
-    counter = (torch.zeros_like(positions), positions & _MASK32, positions >> 32, stream)
-    word: Tensor = philox4x32(counter, (key[..., 0, None], key[..., 1, None]))[0]
-    return (word.double() + 0.5) * _SCALE
 
 
 def _draw_groups(key: Tensor, positions: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from llm_spec import InvalidRequestError, Sampling
 from llm_spec.provider_kit import is_greedy, needs_no_penalties
 from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 
-__all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches", "count_leading_true"]
+__all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches"]
 
 _MIN_TEMPERATURE: Final = 1e-30  # as in llm_spec.tokens.sampling
 _NO_TOP_P: Final = 2.0  # more than all of the mass; 1.0 would drop tokens that rounding adds nothing for
@@ -127,11 +127,11 @@ class DeviceSampler:
         """
         positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
         token_ids, finite = self._choose_and_check_finite(logits, positions, drafted_ids)
-        num_accepted = count_leading_true(token_ids[..., :-1] == drafted_ids)
-        self.mark_finite_rows(finite, num_accepted)
+        num_accepted = _count_leading_true(token_ids[..., :-1] == drafted_ids)
+        self._mark_finite_rows(finite, num_accepted)
         return DeviceVerifyResult(token_ids, num_accepted)
 
-    def mark_finite_rows(self, finite: Tensor, num_accepted: Tensor) -> None:
+    def _mark_finite_rows(self, finite: Tensor, num_accepted: Tensor) -> None:
         """Let `valid` tell whether rows ([num_rows] bool) are finite as far as they count."""
         row = torch.arange(finite.shape[-1], device=finite.device)
         self.valid.logical_and_((finite | (row > num_accepted[..., None])).all())
@@ -201,7 +201,7 @@ class DeviceSampler:
         return torch.empty_like(outside).scatter_(-1, token_ids, outside)
 
 
-def count_leading_true(accepted: Tensor) -> Tensor:
+def _count_leading_true(accepted: Tensor) -> Tensor:
     """How many are true before the first false one: [num_drafted] bool -> [] int64."""
     return accepted.long().cumprod(dim=-1).sum(dim=-1)
 

@@ -85,8 +85,8 @@ async def test_warm_up_is_not_counted() -> None:
     assert len(run.answers) == 2
 
 
-async def test_a_server_is_asked_for_scores_before_it_is_timed() -> None:
-    """Where a strategy reads them: the first may take seconds. That it gives none is said by its answers."""
+async def test_what_a_strategy_needs_is_tried_before_it_is_timed() -> None:
+    """That a server lacks it is said by its answers."""
 
     class Discovering(ScriptedProvider):
         def __init__(self) -> None:
@@ -105,8 +105,8 @@ async def test_a_server_is_asked_for_scores_before_it_is_timed() -> None:
     contenders = [plain(script()), pair(PromptLookup(), scored, "score"), pair(PromptLookup(), probed, "probe")]
     run = BenchRun(contenders, prompts(1), BenchOptions(), lambda _done, _total, step: steps.append(step))
     await run.measure_all_contenders()
-    assert scored.discovered[0] == ("token_scorer", "score, first calls")
-    assert "probe, first calls" not in dict(probed.discovered).values()
+    assert scored.discovered[0] == ("token_scorer", "score, discovery")
+    assert probed.discovered[0] == ("token_endpoint", "probe, discovery")
 
 
 async def test_a_strategy_that_refuses_is_left_out_at_once() -> None:

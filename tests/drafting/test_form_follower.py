@@ -20,7 +20,7 @@ from llm_spec import (
     TokenDraft,
 )
 from llm_spec.contract.local import RequestAwareDrafter
-from llm_spec.drafting.optional_members import open_token_draft
+from llm_spec.contract.optional import open_token_draft
 from llm_spec.testing import ByteTokenizer, LocalProvider, TableModel
 from llm_spec.testing.conformance import check_draft_conformance
 

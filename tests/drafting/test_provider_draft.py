@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import threading
 import time
 from dataclasses import replace
@@ -18,14 +17,11 @@ from llm_spec import (
     ChatRequest,
     DraftError,
     Finish,
-    InvalidRequestError,
     ProviderDraft,
     ReasoningDelta,
     StreamEvent,
     TextDelta,
-    TokenLogprob,
     Usage,
-    open_provider,
 )
 from llm_spec.testing import CharTokenizer, LocalProvider, ScriptedProvider, TableModel
 
@@ -70,36 +66,6 @@ async def test_leaving_a_draft_closes_its_stream() -> None:
     assert provider.num_open == 0
 
 
-def tell_tokens(request: ChatRequest) -> list[StreamEvent]:
-    """Two tokens, with what else each might have been where that is asked for."""
-    likely = (TokenLogprob(" blue", math.log(0.6)), TokenLogprob(" red", math.log(0.3)))
-    unsure = TokenLogprob(" blue", math.log(0.6), top=likely)
-    broken = TokenLogprob("!", math.log(0.6), top=(TokenLogprob("\ufffd", math.log(0.3)),))
-    asks = request.top_logprobs is not None
-    return [
-        TextDelta(" blue", logprobs=(unsure,) if asks else None),
-        TextDelta(" two words", logprobs=(unsure, unsure) if asks else None),
-        TextDelta("!", logprobs=(broken,) if asks else None),
-        Finish("stop"),
-    ]
-
-
-LOGPROBS = Capabilities(tells_logprobs=True)
-
-
-async def test_a_provider_that_tells_log_probabilities_tells_second_choices() -> None:
-    """Where they are asked for, of pieces that are one token, and where they are text."""
-    provider = ScriptedProvider(tell_tokens, capabilities=LOGPROBS)
-    draft = ProviderDraft(provider)
-    assert draft.capabilities.tells_second_choices
-    first, second, third, _ = await pieces_of(draft, ChatRequest.create("q", top_logprobs=2))
-    assert first.second is not None
-    assert (first.second.text, first.second.probability) == (" red", pytest.approx(0.3))
-    assert (second.second, third.second) == (None, None)
-    assert not any(piece.second for piece in await pieces_of(draft, ChatRequest.create("q")))
-    assert [request.top_logprobs for request in provider.requests] == [2, None]
-
-
 async def test_a_provider_that_can_tell_token_ids_is_asked_for_them() -> None:
     """Those of a text that comes later as well: half a character has none."""
 
@@ -126,52 +92,11 @@ async def test_ids_of_no_text_are_not_taken_for_a_texts() -> None:
     assert [(piece.text, piece.token_ids) for piece in pieces] == [(" a", None), (" b", (2,)), ("", None)]
 
 
-async def test_others_are_not_asked_for_log_probabilities() -> None:
-    provider = ScriptedProvider(tell_tokens)
-    pieces = await pieces_of(ProviderDraft(provider), ChatRequest.create("q", top_logprobs=2))
-    assert not any(piece.second for piece in pieces)
+async def test_a_draft_is_not_asked_for_log_probabilities() -> None:
+    """Those of a request are the target's."""
+    provider = ScriptedProvider("one two")
+    await pieces_of(ProviderDraft(provider), ChatRequest.create("q", top_logprobs=2))
     assert [request.top_logprobs for request in provider.requests] == [None]
-
-
-@pytest.mark.parametrize(("server", "tells"), [("vllm", True), ("llamacpp", False), ("generic", False)])
-async def test_servers_that_are_slower_with_log_probabilities_are_not_asked(server: str, tells: bool) -> None:
-    """llama-server sorts its vocabulary for them."""
-    provider = open_provider(f"{server}:model@http://127.0.0.1:9/v1")
-    assert ProviderDraft(provider).capabilities.tells_second_choices == tells
-    await provider.aclose()
-
-
-async def test_a_server_that_refuses_log_probabilities_drafts_without_and_is_not_asked_again() -> None:
-    class Refusing(ScriptedProvider):
-        def stream(self, request: ChatRequest) -> Any:
-            if request.top_logprobs is not None:
-                self.requests.append(request)
-                raise InvalidRequestError("logprobs are not supported")
-            return super().stream(request)
-
-    provider = Refusing("one two", capabilities=LOGPROBS)
-    draft = ProviderDraft(provider)
-    for _ in range(2):
-        pieces = await pieces_of(draft, ChatRequest.create("q", top_logprobs=2))
-        assert [piece.text for piece in pieces] == ["one", " two", ""]
-    assert [request.top_logprobs for request in provider.requests] == [2, None, None]
-    assert not draft.capabilities.tells_second_choices
-
-
-async def test_a_server_that_fails_for_another_reason_fails() -> None:
-    """And may be asked for log-probabilities again."""
-
-    class Failing(ScriptedProvider):
-        def stream(self, request: ChatRequest) -> Any:
-            self.requests.append(request)
-            raise InvalidRequestError("the prompt is too long")
-
-    provider = Failing("one", capabilities=LOGPROBS)
-    draft = ProviderDraft(provider)
-    with pytest.raises(InvalidRequestError):
-        await pieces_of(draft, ChatRequest.create("q", top_logprobs=2))
-    assert [request.top_logprobs for request in provider.requests] == [2, None]
-    assert draft.capabilities.tells_second_choices
 
 
 class CountingModel(TableModel):

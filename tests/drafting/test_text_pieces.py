@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftError, DraftPiece, SecondChoice, Usage
+from llm_spec import ChatRequest, DraftError, DraftPiece, Usage
 from llm_spec.drafting import text_pieces
 from llm_spec.drafting.text_pieces import (
     check_draft_piece,
@@ -91,10 +91,6 @@ def test_a_long_text_is_estimated(num_words: int, monkeypatch: pytest.MonkeyPatc
         (DraftPiece("text", 5), "token_ids"),  # type: ignore[arg-type]
         (DraftPiece("text", ("5",)), "token_ids"),  # type: ignore[arg-type]
         (DraftPiece("text", (1.5,)), "token_ids"),  # type: ignore[arg-type]
-        (DraftPiece("text", second=("other", 0.5)), "second choice"),  # type: ignore[arg-type]
-        (DraftPiece("text", second=SecondChoice(None, 0.5)), "second choice"),  # type: ignore[arg-type]
-        (DraftPiece("text", second=SecondChoice("other", 1.5)), "second choice"),
-        (DraftPiece("text", second=SecondChoice("other", float("nan"))), "second choice"),
     ],
 )
 def test_what_is_not_a_piece_is_refused(item: Any, match: str) -> None:

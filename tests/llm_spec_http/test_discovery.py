@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias, TypeGuard
 
 import aiohttp
 import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.discovery import _passes_check, forget_all_server_findings
+from llm_spec_http.discovery import forget_all_server_findings
 
 from llm_spec import (
     ChatRequest,
@@ -23,6 +23,7 @@ from llm_spec import (
     TargetError,
     TransientError,
 )
+from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.simulation import SimulatedDraft
@@ -69,8 +70,8 @@ async def opened(server: ScriptedModelServer, dialect: str = "vllm") -> AsyncGen
 async def found(server: ScriptedModelServer) -> tuple[bool, bool]:
     """Whether the server works on tokens, and whether it scores them."""
     async with server, opened(server) as provider:
-        await provider.discover("token_endpoint")
-        await provider.discover("token_scorer")
+        with suppress(TransientError):
+            await provider.discover("token_scorer")
         can = provider.capabilities
         return can.token_endpoint is not None, can.token_scorer is not None
 
@@ -136,21 +137,19 @@ async def test_other_servers_are_not_confused_with_it() -> None:
             await other.aclose()
 
 
-async def test_a_server_that_refuses_to_tell_ids_is_asked_without() -> None:
-    """The first answer asks for them before it is known whether that is allowed; a refusal costs one request."""
-
-    def refused(_: str, body: Json, __: Any) -> Json:
-        if "return_token_ids" in body:
-            raise InvalidRequestError("Extra inputs are not permitted: body.return_token_ids")
-        return body
-
-    server = Odd()
-    server.on_request = refused
-    async with server, opened(server) as provider:
-        config = SpeculativeConfig(strategy="probe")
-        async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
-            result = await decoder.decode("q", temperature=0.0)
-        assert (result.content, result.guarantee, result.plain_reason) == (ANSWER, "exact", "target")
+@pytest.mark.parametrize("strategy", ["race", "probe", "score"])
+async def test_a_program_waits_for_what_its_strategy_needs(strategy: StrategyName) -> None:
+    """Then the first answer is by the strategy; without that it is plain."""
+    for waits in (True, False):
+        async with Odd() as server, opened(server) as provider:
+            config = SpeculativeConfig(strategy=strategy, baseline_every=0)
+            async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
+                if waits:
+                    await decoder.discover()
+                result = await decoder.decode("q", temperature=0.0)
+        assert result.content == ANSWER
+        assert result.strategy == (strategy if waits else "plain")
+        assert (result.plain_reason == "discovery") == (not waits)
 
 
 async def test_a_draft_whose_server_refuses_to_tell_ids_asks_for_them_ever_more_rarely(clock: Clock) -> None:
@@ -321,14 +320,15 @@ async def test_calls_that_are_missing(path: str) -> None:
     [ServerFaults(status=500), ServerFaults(status=400), ServerFaults(drop_after=0), ServerFaults(malformed_after=0)],
 )
 async def test_servers_that_fail(faults: ServerFaults) -> None:
-    """Nothing is raised."""
+    """They cannot be used; what may pass is raised."""
     assert await found(ScriptedModelServer(ANSWER, faults=faults)) == (False, False)
 
 
 async def test_a_server_that_cannot_be_reached() -> None:
-    """Nothing is raised here either: the request itself will say what is wrong."""
+    """It may be there later."""
     provider = HttpProvider("m", base_url="http://127.0.0.1:9/v1", dialect=DIALECTS["vllm"])
-    await provider.discover("token_endpoint")
+    with pytest.raises(TransientError):
+        await provider.discover("token_endpoint")
     assert provider.capabilities.token_endpoint is None
     await provider.aclose()
 
@@ -470,7 +470,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def is_tried(server: ScriptedModelServer, provider: HttpProvider) -> bool:
     before = len(server.paths)
-    await provider.discover("token_endpoint")
+    with suppress(TransientError):
+        await provider.discover("token_endpoint")
     return len(server.paths) > before
 
 
@@ -518,31 +519,23 @@ async def test_what_such_a_server_cannot_is_known_for_longer(clock: Clock) -> No
     """Once it has answered that it has no such call."""
     loading = ServerFaults(status=503)
     async with ScriptedModelServer(ANSWER, faults=loading) as server, opened(server) as provider:
-        await provider.discover("token_endpoint")
+        assert await is_tried(server, provider)
         server.faults = MISSING
         assert await pause_until_tried(clock, server, provider, step_s=1.0) == 2
         assert await pause_until_tried(clock, server, provider) == 60
 
 
-@pytest.mark.parametrize("also_fails", [False, True])
-async def test_calls_at_once_fail_for_a_passing_reason_if_all_of_them_do(*, also_fails: bool) -> None:
-    """Not where one of them has shown that the server cannot."""
-    errors = [TransientError("loading"), *([TargetError("no such call")] if also_fails else [])]
-
-    async def check() -> bool:
-        raise ExceptionGroup("of a trial", [ExceptionGroup("of its batch", errors)])
-
-    assert await _passes_check(check()) is (False if also_fails else None)
-
-
-async def test_an_answer_beside_a_trial_that_is_repeated_paces_it(clock: Clock) -> None:
-    """As beside the first one: while it is known that the feature is missing, nothing is watched."""
-    async with ScriptedModelServer(ANSWER, faults=MISSING) as server, opened(server) as provider:
-        await provider.discover("token_endpoint")
-        for now_s, is_watched in ((59.0, False), (61.0, True)):
-            clock.now_s = now_s
-            async with provider.stream(ChatRequest.create("q", max_tokens=4)):
-                assert bool(provider._features.pace._answers) == is_watched
+@pytest.mark.parametrize("strategy", ["race", "probe", "score", "auto"])
+async def test_a_program_that_waits_hears_that_a_server_cannot_answer(strategy: StrategyName) -> None:
+    """It is still loading, or nothing is there."""
+    config = SpeculativeConfig(strategy=strategy)
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(status=503)) as server, opened(server) as provider:
+        with pytest.raises(TransientError, match="503"):
+            await SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config).discover()
+    forget_all_server_findings()
+    async with opened(server) as provider:
+        with pytest.raises(TransientError):
+            await SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config).discover()
 
 
 async def mark_feature_lost(server: ScriptedModelServer, provider: HttpProvider) -> None:

@@ -90,7 +90,8 @@ async def raced(
     """One raced answer by a new provider; whatever was open is closed soon after."""
     options.setdefault("temperature", 0.0)
     async with opened(server, dialect, kind) as target:
-        async with racing(draft, target, **(config or {})) as decoder:  # with it ends what it finds out beside answers
+        async with racing(draft, target, **(config or {})) as decoder:
+            await decoder.discover()
             result = await decoder.decode(QUESTION, **options)
         await assert_all_closed(server)
     return result
@@ -468,7 +469,8 @@ async def test_the_partial_text_is_the_whole_answer_so_far(mode: str) -> None:
     async with Spoiled(WORDS, latency=LATENCY, continues_prefix="fields") as server:
         server.later = ServerFaults(drop_after=26)
         async with opened(server, MODES[mode][0]) as target:
-            await target.discover("token_endpoint")
+            for feature in ("token_endpoint", "continue_prefix"):
+                await target.discover(feature)
             shown, partial_text = list[str](), WORDS
             try:
                 await show(knowing(racing(agreeing(), target, retry=ONCE)), shown)
@@ -555,7 +557,7 @@ async def test_what_is_no_text_is_passed_through(at: int, extra: dict[str, Any])
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    target = HttpProvider("m", base_url=f"http://{host}:{port}/v1", dialect=DIALECTS["sglang"])
+    target = Believed("m", base_url=f"http://{host}:{port}/v1", dialect=DIALECTS["sglang"])
     result = await racing(agreeing(), target).decode(QUESTION, temperature=0.0)
     await target.aclose()
     await runner.cleanup()

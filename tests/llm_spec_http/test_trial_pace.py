@@ -1,238 +1,195 @@
-"""Trials beside an answer: at once where the server has room, else so that they hold the answer up only a little."""
+"""Trials do not hold answers up: one call at a time, while no answer is open, or else once a minute."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import threading
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_http.trial_pace import TrialPace
 
-from llm_spec import ChatRequest, StreamEvent, TextDelta
+from llm_spec import ChatRequest
 from llm_spec.simulation import run_virtual
 from llm_spec.testing.server import ScriptedModelServer
 
-STEP_S = 0.02
+CALL_S = 0.5
+POLL_S = 0.2  # how late calls may begin, all together
 
 
-class Server:
-    """Writes an answer of `num_tokens`; a call takes `token_s` for each token that it reads.
+class Trial:
+    """Calls of a trial, one after another; each takes `CALL_S`."""
 
-    Without room it writes nothing meanwhile.
-    """
+    def __init__(self, pace: TrialPace) -> None:
+        self.began_s: list[float] = []
+        self.num_running = self.most_running = 0
+        self._pace = pace
 
-    def __init__(self, num_tokens: int, token_s: float, *, has_room: bool = False) -> None:
-        self.calls: list[tuple[float, float]] = []  # when each began and ended
-        self.ended_s = 0.0
-        self._num_tokens = num_tokens
-        self._token_s = token_s
-        self._has_room = has_room
-        self._is_reading = asyncio.Lock()
+    async def run(self, num_calls: int) -> None:
+        for _ in range(num_calls):
+            await self._pace.run_call(self._call)
 
-    @asynccontextmanager
-    async def open_answer(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        yield self._write_answer()
-
-    async def _write_answer(self) -> AsyncGenerator[StreamEvent]:
-        for _ in range(self._num_tokens):
-            await asyncio.sleep(STEP_S)
-            async with self._is_reading:
-                pass
-            yield TextDelta("word ")
-
-    async def read(self, num_tokens: int) -> int:
-        began_s = asyncio.get_running_loop().time()
-        if self._has_room:
-            await asyncio.sleep(num_tokens * self._token_s)
-        else:
-            async with self._is_reading:
-                await asyncio.sleep(num_tokens * self._token_s)
-        self.calls.append((began_s, asyncio.get_running_loop().time()))
-        return num_tokens
+    async def _call(self) -> None:
+        self.began_s.append(asyncio.get_running_loop().time())
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            await asyncio.sleep(CALL_S)
+        finally:
+            self.num_running -= 1
 
 
-async def run_beside_answers(
-    server: Server, sizes: list[int], *, num_answers: int = 1, pause_s: float = 0.0
-) -> list[float]:
-    """How long each answer took while calls of so many tokens were made, one after the other; a pause follows each."""
-    pace, clock = TrialPace(), asyncio.get_running_loop().time
-    began_s, took_s = clock(), list[float]()
-
-    async def make_calls() -> None:
-        for size in sizes:
-            assert await pace.run_call(size, lambda size=size: server.read(size)) == size
-
-    calls = asyncio.create_task(make_calls())
-    for _ in range(num_answers):
-        answer_began_s = clock()
-        async with pace.watch(server.open_answer()) as events:
-            async for _ in events:
-                pass
-        took_s.append(clock() - answer_began_s)
-        server.ended_s = clock() - began_s
-        await asyncio.sleep(pause_s)
-    await calls
-    return took_s
+@asynccontextmanager
+async def open_answer() -> AsyncGenerator[None]:
+    yield
 
 
-def test_a_call_that_may_take_seconds_waits_until_nobody_asks() -> None:
-    """Not in an answer, nor in the short time between two."""
+async def answer(pace: TrialPace, seconds: float) -> None:
+    async with pace.watch(open_answer()):
+        await asyncio.sleep(seconds)
 
-    async def run() -> None:
-        server, pace, clock = Server(50, 0.1), TrialPace(), asyncio.get_running_loop().time
-        ended_s = began_s = clock()
-        call: asyncio.Task[int] | None = None
-        for _ in range(3):
-            async with pace.watch(server.open_answer()) as events:
-                async for _ in events:
-                    call = call or asyncio.create_task(pace.run_call_in_idle_time(lambda: server.read(80)))
-            ended_s = clock()
-            await asyncio.sleep(0.9)
-        assert call is not None
-        await call
-        assert ended_s - began_s == pytest.approx(3 * 50 * STEP_S + 2 * 0.9, rel=0.01)
-        assert server.calls == [(pytest.approx(ended_s + 1.0), pytest.approx(ended_s + 9.0))]
 
-    run_virtual(run())
+def at(*seconds: float) -> list[object]:
+    return [pytest.approx(second, abs=POLL_S) for second in seconds]
 
 
 def test_without_an_answer_nothing_waits() -> None:
+    """A program that finds out before its first request waits for the calls alone."""
+
     async def run() -> None:
-        server, pace = Server(0, 0.01), TrialPace()
-        for size in (10, 40):
-            await pace.run_call(size, lambda size=size: server.read(size))
-        assert server.calls == [pytest.approx((0.0, 0.1)), pytest.approx((0.1, 0.5))]
+        trial = Trial(TrialPace())
+        await trial.run(3)
+        assert trial.began_s == at(0.0, 0.5, 1.0)
 
     run_virtual(run())
 
 
-def test_where_a_server_has_room_calls_follow_one_another() -> None:
-    """The answer is not late, and the last call begins when the one before it ends."""
+def test_calls_wait_for_a_second_without_an_answer() -> None:
+    """Not in an answer, nor in the short time between two."""
 
     async def run() -> None:
-        server = Server(100, 0.002, has_room=True)
-        [took_s] = await run_beside_answers(server, [10, 40, 40])
-        assert took_s == pytest.approx(100 * STEP_S)
-        (first_s, end_s), (second_s, second_end_s), (third_s, _) = server.calls
-        assert first_s == pytest.approx(5 * STEP_S)
-        assert second_s - end_s <= STEP_S
-        assert third_s - second_end_s <= STEP_S
+        pace = TrialPace()
+        trial = Trial(pace)
+        running = asyncio.create_task(trial.run(3))
+        await asyncio.sleep(0.1)
+        assert trial.began_s == at(0.0)
+        for _ in range(3):  # until 9.8 s
+            await answer(pace, 2.5)
+            await asyncio.sleep(0.75)
+        await answer(pace, 1.0)
+        await running
+        assert trial.began_s == at(0.0, 11.85, 12.35)
 
     run_virtual(run())
 
 
-@pytest.mark.parametrize("has_room", [True, False])
-def test_a_call_waits_for_the_one_before_it_until_that_has_shown_room(*, has_room: bool) -> None:
-    """Where the answer goes on in time beside the first call, the second one begins five events later."""
+def test_beside_steady_answers_there_is_one_call_a_minute() -> None:
+    """The first a minute after it was wanted, and all at once again when a second is idle."""
 
     async def run() -> None:
-        server, pace = Server(200, 0.02, has_room=has_room), TrialPace()
-        has_seen_room = list[bool]()
+        pace = TrialPace()
+        trial = Trial(pace)
+        async with pace.watch(open_answer()):
+            running = asyncio.create_task(trial.run(5))
+            others = [asyncio.create_task(answer(pace, 200.0)) for _ in range(3)]
+            await asyncio.gather(*others)
+        await running
+        assert trial.began_s == at(60.0, 120.0, 180.0, 201.0, 201.5)
 
-        async def call(num_tokens: int) -> None:
-            async def read() -> None:
-                has_seen_room.append(pace.has_seen_room)
-                await server.read(num_tokens)
+    run_virtual(run())
 
-            await pace.run_call(num_tokens, read)
 
-        async with pace.watch(server.open_answer()) as events, asyncio.TaskGroup() as group:
-            group.create_task(call(20))
-            group.create_task(call(10))
-            async for _ in events:
-                pass
-        first, second = sorted(server.calls)
-        assert first == pytest.approx((5 * STEP_S, 5 * STEP_S + 0.4))
-        assert has_seen_room == [False, has_room]
-        if has_room:
-            assert second[0] == pytest.approx(10 * STEP_S)
+def test_a_later_trial_waits_anew() -> None:
+    """A minute from when it begins, whatever was before."""
+
+    async def run() -> None:
+        pace = TrialPace()
+        trial = Trial(pace)
+        await trial.run(1)
+        await asyncio.sleep(1000.0)
+        async with pace.watch(open_answer()):
+            await trial.run(1)
+        assert trial.began_s == at(0.0, 1060.5)
+
+    run_virtual(run())
+
+
+def test_trials_at_once_make_one_call_at_a_time() -> None:
+    """Idle or not."""
+
+    async def run() -> None:
+        pace = TrialPace()
+        trial = Trial(pace)
+        await asyncio.gather(*(trial.run(2) for _ in range(3)))
+        assert (len(trial.began_s), trial.most_running) == (6, 1)
+        async with pace.watch(open_answer()):
+            began_s = asyncio.get_running_loop().time()
+            await asyncio.gather(*(trial.run(1) for _ in range(2)))
+        first_s, second_s = trial.began_s[-2:]
+        assert [first_s - began_s, second_s - began_s] == at(59.5, 119.5)
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_call_that_is_left_or_fails_leaves_its_turn_to_the_next(*, fails: bool) -> None:
+    async def run() -> None:
+        pace = TrialPace()
+
+        async def fail() -> None:
+            raise OSError("no connection")
+
+        if fails:
+            with pytest.raises(OSError, match="no connection"):
+                await pace.run_call(fail)
         else:
-            assert second[0] > first[1] + STEP_S
+            left = asyncio.create_task(Trial(pace).run(1))
+            await asyncio.sleep(0.1)
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+        began_s = asyncio.get_running_loop().time()
+        trial = Trial(pace)
+        await trial.run(1)
+        assert trial.began_s == at(began_s)
 
     run_virtual(run())
 
 
-def test_room_is_not_taken_for_granted_before_a_slow_server_could_be_late() -> None:
-    """An answer whose first token took long is watched for a third of that time."""
-
+def test_an_answer_that_fails_is_open_no_more() -> None:
     async def run() -> None:
-        server, pace, clock = Server(200, 0.05, has_room=True), TrialPace(), asyncio.get_running_loop().time
-
-        @asynccontextmanager
-        async def open_answer_late() -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-            await asyncio.sleep(0.6)
-            async with server.open_answer() as events:
-                yield events
-
-        began_s = clock()
-        async with pace.watch(open_answer_late()) as events, asyncio.TaskGroup() as group:
-            for _ in range(2):
-                group.create_task(pace.run_call(10, lambda: server.read(10)))
-            async for _ in events:
-                pass
-        (first_s, _), (second_s, _) = server.calls
-        assert first_s - began_s == pytest.approx(0.6 + 5 * STEP_S)
-        assert second_s - first_s == pytest.approx(11 * STEP_S)  # the first event after a third of 0.62 s
+        pace = TrialPace()
+        with pytest.raises(OSError, match="broken"):
+            async with pace.watch(open_answer()):
+                raise OSError("broken")
+        trial = Trial(pace)
+        await trial.run(1)
+        assert trial.began_s == at(1.0)
 
     run_virtual(run())
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.1, 0.9])
-@pytest.mark.parametrize(("num_tokens", "is_tried"), [(40, False), (200, True), (400, True)])
-def test_where_it_has_none_no_answer_is_held_up_for_long(num_tokens: int, pause_s: float, *, is_tried: bool) -> None:
-    """Of every answer at most an eighth, and what the first call took, whose cost nobody knew."""
+async def test_answers_of_other_event_loops_count() -> None:
+    """A server does not know of them."""
+    pace, is_open, may_end = TrialPace(), threading.Event(), threading.Event()
 
-    async def run() -> None:
-        server = Server(num_tokens, 0.01)
-        took_s = await run_beside_answers(server, [10, 30, 30, 30], num_answers=6, pause_s=pause_s)
-        for seconds in took_s:
-            late_s = seconds - num_tokens * STEP_S
-            assert late_s <= 0.125 * seconds + 10 * 0.01
-        is_beside_answer = server.calls[1][0] < server.ended_s - STEP_S
-        assert is_beside_answer == is_tried  # short answers are left alone: the others come behind the last of them
+    async def hold_answer() -> None:
+        async with pace.watch(open_answer()):
+            is_open.set()
+            await asyncio.to_thread(may_end.wait)
 
-    run_virtual(run())
-
-
-def test_short_answers_one_after_another_are_held_up_a_little_in_the_end() -> None:
-    """A call that takes more than an eighth of an answer comes when that is little of all answers' time so far."""
-
-    async def run() -> None:
-        server, num_tokens, num_answers = Server(40, 0.01), [10, 15, 15], 24
-        took_s = await run_beside_answers(server, num_tokens, num_answers=num_answers, pause_s=0.1)
-        late_s = [seconds - 40 * STEP_S for seconds in took_s]
-        held_up = [at for at, seconds in enumerate(late_s) if seconds > STEP_S]
-        assert len(held_up) == 3
-        assert held_up[0] == 0  # by the first call, whose cost nobody knew
-        for at in held_up[1:]:
-            assert late_s[at] <= 0.25 * took_s[at]
-            assert sum(late_s[: at + 1]) <= 0.03 * sum(took_s[: at + 1])
-
-    run_virtual(run())
-
-
-def test_a_reader_that_stops_reading_holds_up_no_trial() -> None:
-    """An answer beside it tells the pace, and without one the trial goes on after ten seconds."""
-
-    async def run() -> None:
-        server, pace, clock = Server(200, 0.01, has_room=True), TrialPace(), asyncio.get_running_loop().time
-        async with pace.watch(server.open_answer()) as stopped:
-            for _ in range(3):
-                await anext(stopped)
-            began_s = clock()
-            calls = asyncio.create_task(pace.run_call(10, lambda: server.read(10)))
-            async with pace.watch(server.open_answer()) as events:
-                async for _ in events:
-                    pass
-            await calls
-            assert server.calls[0][0] - began_s == pytest.approx(1.0, abs=2 * STEP_S)
-            await pace.run_call(10, lambda: server.read(10))
-            assert server.calls[1][0] - began_s == pytest.approx(10.0, abs=1.0)
-
-    run_virtual(run())
+    other = asyncio.create_task(asyncio.to_thread(asyncio.run, hold_answer()))
+    await asyncio.to_thread(is_open.wait)
+    trial = Trial(pace)
+    running = asyncio.create_task(trial.run(1))
+    try:
+        await asyncio.sleep(0.2)
+        assert trial.began_s == []
+    finally:
+        may_end.set()
+        running.cancel()
+        await asyncio.gather(running, other, return_exceptions=True)
 
 
 async def test_a_trial_that_was_left_goes_on_where_it_was() -> None:
@@ -243,7 +200,7 @@ async def test_a_trial_that_was_left_goes_on_where_it_was() -> None:
             for _ in range(30):
                 num_before = len(server.paths)
                 trial = asyncio.create_task(provider.discover("token_endpoint"))
-                while not trial.done() and len(server.paths) < num_before + 5:  # noqa: ASYNC110 - the server is another party
+                while not trial.done() and len(server.paths) < num_before + 2:  # noqa: ASYNC110 - the server is another party
                     await asyncio.sleep(0.001)
                 trial.cancel()
                 await asyncio.gather(trial, return_exceptions=True)
@@ -254,45 +211,37 @@ async def test_a_trial_that_was_left_goes_on_where_it_was() -> None:
             await provider.aclose()
 
 
-async def test_only_answers_that_may_pace_a_trial_are_watched() -> None:
-    """Not those of a target that nobody speculates on, nor any more once the trial has ended."""
+async def test_no_trial_begins_while_an_answer_is_open() -> None:
+    """However it is requested; the tokenizer may be asked."""
     async with ScriptedModelServer("one two three") as server:
         provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
+        request = ChatRequest.create("tell", max_tokens=3)
         try:
-            watched, request = provider._features.pace._answers, ChatRequest.create("tell", max_tokens=3)
-            async with provider.stream(request):
-                assert watched == []
-            async with provider.stream_with_token_ids(request), provider.stream(request):
-                assert len(watched) == 2
-            assert watched == []
-            await provider.discover("token_endpoint")
-            async with provider.stream_with_token_ids(request), provider.stream(request):
-                assert watched == []
+            for opened in (provider.stream, provider.stream_with_token_ids, provider.stream_chunks):
+                async with opened(request):
+                    trial = asyncio.create_task(provider.discover("token_endpoint"))
+                    await asyncio.sleep(0.2)
+                    assert not trial.done()
+                    trial.cancel()
+                    await asyncio.gather(trial, return_exceptions=True)
+            asked = [path for path in server.paths if path not in ("/tokenize", "/detokenize")]
+            assert asked == ["/v1/chat/completions"] * 3
         finally:
             await provider.aclose()
 
 
-def test_a_call_that_waits_does_not_wake_for_each_token() -> None:
-    """A client's time is taken from a server on the same machine."""
-    num_looks = 0
-
-    class Noting(TrialPace):
-        async def _find_answer_or_idle_time(self) -> Any:
-            nonlocal num_looks
-            num_looks += 1
-            return await super()._find_answer_or_idle_time()
+def test_closing_the_provider_ends_a_trial_that_waits() -> None:
+    """Its callers go on, and nothing is left."""
 
     async def run() -> None:
-        server, pace = Server(400, 0.05), Noting()
-        async with pace.watch(server.open_answer()) as events:
-            calls = asyncio.create_task(make_calls(server, pace))
-            async for _ in events:
-                pass
-        await calls
+        async with ScriptedModelServer("one two three") as server:
+            provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
+            async with provider.stream(ChatRequest.create("tell")):
+                trial = asyncio.create_task(provider.discover("token_endpoint"))
+                await asyncio.sleep(0.2)
+                assert not trial.done()
+                await provider.aclose()
+                await asyncio.wait_for(trial, 1.0)
+                assert provider.capabilities.token_endpoint is None
 
-    async def make_calls(server: Server, pace: TrialPace) -> None:
-        for size in (10, 15):  # the second waits until .5 s for the first and .75 s for itself are little
-            await pace.run_call(size, lambda size=size: server.read(size))
-
-    run_virtual(run())
-    assert num_looks <= 30
+    asyncio.run(run())

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 from llm_spec_torch import sampling as sampling_module
-from llm_spec_torch.rejection import DeviceRejectionSampler
 from llm_spec_torch.sampling import DeviceSampler
 
 from llm_spec.chat import Sampling
@@ -33,10 +32,9 @@ REQUESTS = [
 
 
 def record(sampler: DeviceSampler, monkeypatch: pytest.MonkeyPatch, device: str, num_drafted: int = 3) -> None:
-    """A whole round as a graph would record it: draft steps, verification, commit, by either rule."""
+    """A whole round as a graph would record it: draft steps, verification, commit."""
     logits = torch.zeros(num_drafted + 1, VOCAB_SIZE, device=device)
     position = torch.zeros((), dtype=torch.int64, device=device)
-    rejection = DeviceRejectionSampler(sampler)
     with no_sync(monkeypatch):
         drafted_ids = torch.zeros(0, dtype=torch.int64, device=device)
         for step in range(num_drafted):
@@ -44,12 +42,6 @@ def record(sampler: DeviceSampler, monkeypatch: pytest.MonkeyPatch, device: str,
             drafted_ids = torch.cat([drafted_ids, token_ids])
         verdict = sampler.verify(logits, position, drafted_ids)
         sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
-        if not sampler.switches.greedy:
-            p_draft = rejection.draw_draft_tokens(
-                logits[:-1], position + torch.arange(num_drafted, device=device), drafted_ids
-            )[1]
-            verdict = rejection.verify(logits, position, drafted_ids, p_draft)
-            sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -90,11 +82,10 @@ def test_a_planted_wait_is_caught(wait: str, device: str, monkeypatch: pytest.Mo
 
 
 class Round:
-    """A round by either rule on memory of its own, as it would be recorded."""
+    """A round on memory of its own, as it would be recorded."""
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
         self.sampler = make(sampling, seed=seed)
-        self.rejection = DeviceRejectionSampler(self.sampler)
         self.draft_logits, self.logits = torch.zeros(3, VOCAB_SIZE), torch.zeros(4, VOCAB_SIZE)
         self.position = torch.zeros((), dtype=torch.int64)
         self.emitted: list[torch.Tensor] = []
@@ -102,7 +93,6 @@ class Round:
     def begin(self, random: int) -> None:
         """Another request and its logits, in the same memory."""
         self.sampler.begin_answer([random % 5, 2])
-        self.rejection.begin_request()
         self.draft_logits.copy_(random_logits(random, 3))
         self.logits.copy_(torch.cat([self.draft_logits, random_logits(random + 1, 1)]).roll(random % 2, dims=1))
         self.position.fill_(2 + random)
@@ -117,10 +107,6 @@ class Round:
         verdict = self.sampler.verify(self.logits, self.position, drafted_ids)
         self.sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
         self.emitted = [*verdict]
-        if not self.sampler.switches.greedy:
-            next_position = self.position + verdict.num_accepted + 1
-            draw = self.rejection.draw_draft_tokens(self.draft_logits, next_position + torch.arange(3), drafted_ids)
-            self.emitted += self.rejection.verify(self.logits, next_position, *draw)
 
 
 def others(sampling: Sampling) -> Sampling:
@@ -159,7 +145,7 @@ def replays_another_request(sampling: Sampling) -> bool:
 
 @pytest.mark.parametrize("sampling", REQUESTS, ids=STEPS)
 def test_a_recorded_round_serves_another_request(sampling: Sampling) -> None:
-    """Parameters, seed, position, logits, counts and round are read when the round is repeated, by either rule."""
+    """Parameters, seed, position, logits and counts are read when the round is repeated."""
     assert replays_another_request(sampling)
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import noise
-from llm_spec_torch.noise import make_gumbel_tensor, make_uniform_tensor, split_seed_into_words
+from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 from numpy.typing import NDArray
 from triton_process import run_python
 
-from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
+from llm_spec.tokens.noise import NoisePurpose
 from llm_spec.tokens.noise import make_gumbel_noise as reference_gumbel
 from llm_spec.tokens.noise import make_uniform_noise as reference_uniform
 
@@ -45,18 +45,6 @@ def test_token_noise_is_the_references(seed: int, vocab_size: int) -> None:
     check_close(make_gumbel_tensor(key(seed), positions, vocab_size).numpy(), expected)
 
 
-@pytest.mark.parametrize("purpose", NoisePurpose)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_numbers_are_the_references(seed: int, purpose: NoisePurpose) -> None:
-    """Single numbers bit for bit, for every purpose and round, by name or from a tensor."""
-    positions = torch.from_numpy(POSITIONS)
-    for round_index in (0, 1, 2**24 - 1):
-        index = torch.tensor(round_index)
-        expected = [draw_uniform_number(seed, int(position), purpose, round_index) for position in POSITIONS]
-        assert make_uniform_tensor(key(seed), positions, purpose, index).tolist() == expected
-        assert make_uniform_tensor(key(seed), positions, torch.tensor(int(purpose)), index).tolist() == expected
-
-
 def test_a_key_that_changes_in_place_changes_the_noise() -> None:
     """A recorded graph serves the next request: nothing is kept of the seed before."""
     position, words = torch.tensor([3]), key(1)
@@ -68,14 +56,9 @@ def test_a_key_that_changes_in_place_changes_the_noise() -> None:
 def test_independent_requests_in_one_call() -> None:
     """With a leading dimension each request has its own seed and its own positions."""
     keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(15).view(5, 3)
-    index = torch.tensor(2)
-    together, numbers = (
-        make_gumbel_tensor(keys, positions, 10),
-        make_uniform_tensor(keys, positions, NoisePurpose.DRAFT, index),
-    )
+    together = make_gumbel_tensor(keys, positions, 10)
     for row in range(5):
         assert torch.equal(together[row], make_gumbel_tensor(keys[row], positions[row], 10))
-        assert torch.equal(numbers[row], make_uniform_tensor(keys[row], positions[row], NoisePurpose.DRAFT, index))
 
 
 # ------------------------------------------------------------------------------------------------ the kernel

@@ -13,14 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llm_spec_torch import rejection as rejection_module
-from llm_spec_torch.rejection import DeviceRejectionSampler
 from llm_spec_torch.sampling import SamplingSwitches
 
 from llm_spec.chat import Sampling
-from llm_spec.contract.local import DraftToken
 from llm_spec.errors import InvalidRequestError
-from llm_spec.tokens.acceptance import RejectionAcceptance
 from llm_spec.tokens.sampling import Sampler
 
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits
@@ -103,42 +99,6 @@ def test_large_vocabularies(vocab_size: int) -> None:
             assert found.tolist() == [numpy.choose_token(logits[0], [1, 3]), numpy.choose_token(logits[1], [1, 3, 5])]
 
 
-@settings(max_examples=60, deadline=None)
-@given(SAMPLINGS.filter(lambda sampling: sampling.temperature), st.lists(TOKENS, max_size=3), st.integers(0, 2**32 - 1))
-def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]], random: int) -> None:
-    """Round after round the same draws, the same verdicts; some tokens are drawn, some given."""
-    numpy = RejectionAcceptance(
-        Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=len(PROMPT_IDS), seed=random)
-    )
-    sampler = make(sampling, seed=random)
-    sampler.begin_answer(PROMPT_IDS)
-    rejection, context = DeviceRejectionSampler(sampler), [*PROMPT_IDS]
-    for index, given_ids in enumerate(rounds):
-        logits = random_logits(random + index, len(given_ids) + 1)
-        proposal: list[DraftToken] = []
-        p_draft = torch.zeros(len(given_ids), VOCAB_SIZE, dtype=torch.float64)
-        for row, given_id in enumerate(given_ids):
-            before_ids = [token.token_id for token in proposal]
-            if given_id % 3 == 0:
-                proposal.append(DraftToken(given_id))
-                p_draft[row, given_id] = 1.0
-                continue
-            draft_logits = logits[row] + random_logits(random + 100 + row, 1)[0].clamp(-1.0, 1.0)
-            proposal.append(numpy.choose_draft_token(draft_logits.numpy(), context + before_ids))
-            position = torch.tensor([len(context) + row])
-            found_ids, probs_rows = rejection.draw_draft_tokens(draft_logits[None], position, ids(before_ids))
-            assert found_ids.tolist() == [proposal[-1].token_id]
-            p_draft[row] = probs_rows[0]
-        drafted_ids = [token.token_id for token in proposal]
-        expected = numpy.verify_proposal(logits.numpy(), context, proposal)
-        verdict = rejection.verify(logits, torch.tensor(len(context)), ids(drafted_ids), p_draft)
-        emitted = [*drafted_ids[: expected.num_accepted], expected.next_token_id]
-        assert int(verdict.num_accepted) == expected.num_accepted
-        assert verdict.token_ids[: len(emitted)].tolist() == emitted
-        sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
-        context += emitted
-
-
 # ------------------------------------------------------------------------------------------- rows and state
 
 
@@ -154,26 +114,10 @@ def test_logits_of_another_width_are_fitted() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), Sampling(), Sampling(temperature=1.0, top_k=23)])
 def test_a_masked_token_is_never_chosen(sampling: Sampling) -> None:
-    """Logits of -inf stay out, by coupled sampling and by rejection sampling."""
+    """Logits of -inf stay out."""
     sampler, logits = make(sampling), torch.zeros(500, VOCAB_SIZE)
     logits[:, ::2] = -math.inf
     assert (sampler.choose_tokens(logits, torch.arange(500), ids([0] * 499)) % 2 == 1).all()
-    if not sampler.switches.greedy:
-        assert (
-            DeviceRejectionSampler(sampler).draw_draft_tokens(logits, torch.arange(500), ids([0] * 499)).token_ids % 2
-            == 1
-        ).all()
-
-
-def test_zero_mass_is_never_drawn_though_sums_grow_in_the_wrong_place() -> None:
-    """A device may add in an order in which the cumulated mass grows at a token of no mass, in its last bit."""
-    probs = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)
-    grown = torch.tensor([[0.5, 0.5 + 2**-53, 1.0]], dtype=torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "cumsum", lambda *_, **__: grown)
-        assert rejection_module._sample_by_inverse_transform(
-            probs, torch.tensor([0.5], dtype=torch.float64)
-        ).tolist() == [2]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), replace(EVERYTHING, min_p=None)])

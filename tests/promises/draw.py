@@ -99,6 +99,11 @@ class Case:
     stream_always: bool = True
 
     @property
+    def waits_for_discovery(self) -> bool:
+        """Whether the program waits until it is known what the target can do."""
+        return self.seed % 2 == 1
+
+    @property
     def is_local(self) -> bool:
         return self.kind == "local"
 

@@ -26,6 +26,7 @@ from llm_spec import (
     StreamEvent,
     TextDelta,
     Timeouts,
+    TransientError,
 )
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.testing import LocalProvider, TableModel, VirtualClockEventLoop
@@ -274,6 +275,9 @@ async def _play(outcome: Outcome) -> None:
         for shown in outcome.shown:
             caps = [n for n in (shown.ask.max_tokens, case.max_total_tokens) if n is not None]
             outcome.plain[shown.tag] = answer_alone(case, shown.request, language, min(caps, default=None))
+    if case.waits_for_discovery:
+        with suppress(TransientError):  # the answers will say so
+            await decoder.discover()
     before = asyncio.all_tasks()
     if case.together:
         await asyncio.gather(*(_ask(decoder, shown, outcome) for shown in outcome.shown))

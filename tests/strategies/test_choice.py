@@ -35,7 +35,7 @@ async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: L
         limits=config,
         pair_stats=planner.pair_stats,
     )
-    choice = await choose_strategy(context, config, planner, discovery=FeatureDiscovery(target))
+    choice = await choose_strategy(context, config.strategy, planner, discovery=FeatureDiscovery(target))
     return choice.strategy.name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import chi2
 from strategies.test_probe_sampling import LikelyDraft, MarkovTarget, sampled_text, triples_p_value
 
-from llm_spec import ChatRequest, DraftProvider, Sampling
+from llm_spec import ChatRequest, Sampling
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies import server_rounds
@@ -39,12 +39,11 @@ def draw(
     patterns: Sequence[str] = ("aabbbc", "b", "abc", "cb", "a"),
     *,
     num_places: int = 4,
-    make_draft: Callable[[str], DraftProvider] = LikelyDraft,
 ) -> list[str]:
     async def texts() -> list[str]:
         request = ChatRequest.create("tell", temperature=1.0, max_tokens=num_tokens)
         target = PacedTarget(11)
-        drafts = [make_draft(patterns[n % len(patterns)]) for n in range(num_answers)]
+        drafts = [LikelyDraft(patterns[n % len(patterns)]) for n in range(num_answers)]
         return [await sampled_text(target, request, draft, max_concurrent_streams=num_places) for draft in drafts]
 
     return run_virtual(texts())

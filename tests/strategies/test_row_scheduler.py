@@ -471,7 +471,7 @@ def test_a_call_knows_the_rows_that_were_under_way_when_it_was_sent() -> None:
     run.now_s += STEP_S / 2
     run.decide()
     first, second = run.calls
-    assert (first.num_other_rows, second.num_other_rows) == (1, 1 + first.num_sent_rows)
+    assert (first.num_other_rows, second.num_other_rows) == (1, 1 + first.num_rows)
 
 
 def test_rows_that_are_under_way_are_not_taken_for_the_cost_of_a_calls_own() -> None:
@@ -483,7 +483,7 @@ def test_rows_that_are_under_way_are_not_taken_for_the_cost_of_a_calls_own() -> 
         waiting = [call for call in run.scheduler.calls if call.tokens is None]
         call = waiting[0] if waiting else None
         if call is not None and (len(waiting) >= 3 or number % 3 == 2):
-            run.answer(call, seconds=0.045 + 0.003 * (call.num_sent_rows - 1 + call.num_other_rows))
+            run.answer(call, seconds=0.045 + 0.003 * (call.num_rows - 1 + call.num_other_rows))
         run.stream()
     assert any(call.num_other_rows > 4 for call in run.calls)
     assert run.stats.rows.call_s.per_token_s == pytest.approx(0.003, rel=0.1)

@@ -520,7 +520,7 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
         context = StrategyContext(
             draft=draft, target=target, request=request, limits=config, pair_stats=planner.pair_stats
         )
-        choice = await choose_strategy(context, config, planner, discovery=FeatureDiscovery(target))
+        choice = await choose_strategy(context, config.strategy, planner, discovery=FeatureDiscovery(target))
         assert (choice.strategy.name, choice.plain_reason) == ("plain", "target")
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None

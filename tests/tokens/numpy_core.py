@@ -16,7 +16,6 @@ from llm_spec.tokens.acceptance import (
     CoupledAcceptance,
     RejectionAcceptance,
     VerifyResult,
-    compute_residual_probs,
 )
 from llm_spec.tokens.noise import NoisePurpose
 from llm_spec.tokens.sampling import Sampler
@@ -32,9 +31,6 @@ class NumpyCore:
 
     def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
         return {"coupled": CoupledAcceptance, "rejection": RejectionAcceptance}[name](sampler)
-
-    def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
-        return compute_residual_probs(p_target, DraftToken(0, None, p_draft))
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[fault](monkeypatch)

@@ -41,10 +41,6 @@ class TokenCore(Protocol):
         """A rule with this sampler's parameters."""
         ...
 
-    def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
-        """What a rejected token leaves of the target's distribution ([vocab_size])."""
-        ...
-
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put in a known fault until the test ends."""
         ...

@@ -25,6 +25,7 @@ from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenM
 from llm_spec.drafting import cascade, draft_worth
 from llm_spec.proposer import Proposer
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.tokens.acceptance import RejectionAcceptance
 from llm_spec.tokens.lookahead import LookaheadController
 from llm_spec.tokens.sampling import Sampler
 
@@ -35,11 +36,9 @@ from .pairs import (
     TARGET,
     VOCAB_SIZE,
     Floats,
-    TokenCore,
     is_parity_of_target_law,
     is_target_law,
 )
-from .test_acceptance import MAKE_CORE
 
 TIMEOUT_S = 1.0
 
@@ -105,9 +104,8 @@ class _EndingTokens:
 
 
 ENDINGS = ["is unsure", "fails", "fails to stop", "is late", "gives no number", "stops"]
-# Of torch's rules one case is enough: which tokens are verified is decided before, by code that they share.
 NUM_SAMPLES = {"is unsure": 800, "gives no number": 1_500, "stops": 1_500}
-CASES = [*(("numpy", ending, NUM_SAMPLES.get(ending, 2_600)) for ending in ENDINGS), ("torch", "is unsure", 800)]
+CASES = [(ending, NUM_SAMPLES.get(ending, 2_600)) for ending in ENDINGS]
 
 
 @pytest.fixture
@@ -126,7 +124,7 @@ class LastDraft(RandomDraft):
     capabilities = DraftCapabilities()
 
 
-def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) -> NDArray[np.int64]:
+def count_pairs(clock: Clock, ending: str, num_samples: int) -> NDArray[np.int64]:
     """How often each pair of first tokens came out of generations at lookahead 1 to 3: [vocab_size, vocab_size]."""
     target = Table(TARGET)
     drafter: TokenDrafter = EndingDraft(ending, clock)
@@ -134,7 +132,7 @@ def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) ->
         drafter = CascadeDraft(ProviderDraft(LocalProvider(Table(DRAFT))), LastDraft(), min_confidence=0.3)
     counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
     for seed in range(num_samples):
-        rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=seed))
+        rule = RejectionAcceptance(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=seed))
         generation = Generation(
             target,
             [PROMPT_ID],
@@ -155,10 +153,10 @@ def keeps_law(counts: NDArray[np.int64]) -> bool:
     return is_target_law(counts, 5e-7) and is_parity_of_target_law(counts, 5e-7)
 
 
-@pytest.mark.parametrize(("array", "ending", "num_samples"), CASES)
-def test_joint_law_is_the_targets_however_drafts_end(clock: Clock, array: str, ending: str, num_samples: int) -> None:
+@pytest.mark.parametrize(("ending", "num_samples"), CASES)
+def test_joint_law_is_the_targets_however_drafts_end(clock: Clock, ending: str, num_samples: int) -> None:
     """Also where it depends on the drawn tokens whether more are drafted, and whether the draft goes on at all."""
-    assert keeps_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
+    assert keeps_law(count_pairs(clock, ending, num_samples))
 
 
 def drop_for_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +176,11 @@ def drop_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proposer, "propose", propose_all_or_nothing)
 
 
-@pytest.mark.parametrize(("array", "ending", "num_samples"), [case for case in CASES if case[1] != "stops"])
+@pytest.mark.parametrize(("ending", "num_samples"), [case for case in CASES if case[0] != "stops"])
 def test_planted_fault_dropped_tokens_are_caught(
-    clock: Clock, array: str, ending: str, num_samples: int, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, ending: str, num_samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chi-square test fails where drawn tokens are dropped for what was drawn, or for what came of it."""
     plant = drop_for_own_probability if ending == "is unsure" else drop_with_the_draft
     plant(monkeypatch)
-    assert not keeps_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
+    assert not keeps_law(count_pairs(clock, ending, num_samples))

@@ -1,4 +1,4 @@
-"""The token core on torch tensors: many samples at once, rules that judge one request, and faults to plant in both."""
+"""The token core on torch tensors: many samples at once, a rule that judges one request, and a fault for both."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llm_spec_torch import rejection, sampling
-from llm_spec_torch.rejection import DeviceRejectionSampler
+from llm_spec_torch import sampling
 from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, SamplingSwitches
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ModelOutputError
 from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
-from llm_spec.tokens.noise import NoisePurpose
 from llm_spec.tokens.sampling import Sampler
 
-from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, target_rows
+from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Rows, RuleName, target_rows
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -29,22 +26,17 @@ torch.set_num_threads(1)  # two that wait for each other are slower, where other
 
 
 class TorchCore:
-    """See TokenCore."""
+    """See TokenCore; its only rule is coupled sampling."""
 
-    def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
-        return {"coupled": TorchCoupled, "rejection": TorchRejection}[name](sampler)
-
-    def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
-        return rejection.compute_residual_tensor(torch.from_numpy(p_target)[None], torch.from_numpy(p_draft)[None])[
-            0
-        ].numpy()
+    def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:  # noqa: ARG002 - there is one
+        return TorchCoupled(sampler)
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[fault](monkeypatch)
 
     def count_pairs(
         self,
-        name: RuleName,
+        name: RuleName,  # noqa: ARG002 - there is one
         num_samples: int,
         *,
         draft: DraftName = "drawn",
@@ -54,7 +46,7 @@ class TorchCore:
         counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
         for lookahead in (1, 2, 3):
             share = (num_samples + 3 - lookahead) // 3
-            samples = _Samples(name, share, lookahead, draft=draft, rows=rows, keep_above=keep_above)
+            samples = _Samples(share, lookahead, draft=draft, rows=rows, keep_above=keep_above)
             np.add.at(counts, samples.two_tokens(), 1)
         return counts
 
@@ -62,66 +54,56 @@ class TorchCore:
 class _Samples:
     """Independent requests, [num_samples, …] of everything, each with its own seed."""
 
-    def __init__(
-        self, name: RuleName, num_samples: int, lookahead: int, *, draft: DraftName, rows: Rows, keep_above: float
-    ) -> None:
-        self._rejects, self._lookahead, self._draft, self._rows = name == "rejection", lookahead, draft, rows
+    def __init__(self, num_samples: int, lookahead: int, *, draft: DraftName, rows: Rows, keep_above: float) -> None:
+        self._lookahead, self._draft, self._rows = lookahead, draft, rows
         self._keep_above = keep_above
         index = torch.arange(num_samples)
         self._keys = torch.stack([index, torch.full_like(index, lookahead)], dim=-1)
         self._positions = 1 + 8 * (index % 100)
         self._sampler = _sampler(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=0))
-        self._rejection = DeviceRejectionSampler(self._sampler)
 
     def two_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The first two tokens that each request emits, in one round or two."""
         last_ids = torch.full_like(self._positions, PROMPT_ID)
-        once = self._round(0, last_ids, self._positions)
+        once = self._round(last_ids, self._positions)
         last_ids = once.token_ids.gather(-1, once.num_accepted[:, None])[:, 0]
-        again = self._round(1, last_ids, self._positions + once.num_accepted + 1)
+        again = self._round(last_ids, self._positions + once.num_accepted + 1)
         second = torch.where(once.num_accepted > 0, once.token_ids[:, 1], again.token_ids[:, 0])
         return once.token_ids[:, 0].numpy(), second.numpy()
 
-    def _round(self, round_index: int, last_ids: Tensor, positions: Tensor) -> DeviceVerifyResult:
-        drafted_ids, p_draft, lengths = self._propose(last_ids, positions)
+    def _round(self, last_ids: Tensor, positions: Tensor) -> DeviceVerifyResult:
+        drafted_ids, lengths = self._propose(last_ids, positions)
         token_ids = torch.zeros(len(lengths), self._lookahead + 1, dtype=torch.int64)
         num_accepted = torch.zeros_like(lengths)
         for length in lengths.unique().tolist():
             index = (lengths == length).nonzero()[:, 0]
-            self._rejection.round_index.fill_(round_index)
-            verdict = self._verify(index, last_ids, positions, drafted_ids[:, :length], p_draft[:, :length])
+            verdict = self._verify(index, last_ids, positions, drafted_ids[:, :length])
             token_ids[index, : length + 1] = verdict.token_ids
             num_accepted[index] = verdict.num_accepted
         return DeviceVerifyResult(token_ids, num_accepted)
 
-    def _propose(self, last_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Drafted tokens [num_samples, lookahead], their laws, and how many of them are kept."""
+    def _propose(self, last_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafted tokens [num_samples, lookahead], and how many of them are kept."""
         self._sampler.key = self._keys
         ids, probs_rows = last_ids[:, None], torch.zeros(len(last_ids), 0, VOCAB_SIZE, dtype=torch.float64)
         for step in range(self._lookahead):
             token_ids, probs = self._next(ids, positions[:, None] + step)
             ids, probs_rows = torch.cat([ids, token_ids], dim=1), torch.cat([probs_rows, probs], dim=1)
         confidences = probs_rows.gather(-1, ids[:, 1:, None])[..., 0]
-        return ids[:, 1:], probs_rows, (confidences >= self._keep_above).long().cumprod(dim=1).sum(dim=1)
+        return ids[:, 1:], (confidences >= self._keep_above).long().cumprod(dim=1).sum(dim=1)
 
     def _next(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The next drafted tokens, and the laws that they are of."""
         logits = torch.from_numpy(DRAFT)[ids[:, -1:]]
-        soft = logits.softmax(dim=-1)
+        probs = logits.softmax(dim=-1)
         if self._draft == "drawn":
-            if self._rejects:
-                return self._rejection.draw_draft_tokens(logits, positions, ids[:, 1:])
-            return self._sampler.choose_tokens(logits, positions, ids[:, 1:]), soft
-        best = logits.argmax(dim=-1)
-        return best, soft if self._draft == "given as if drawn" else one_hot(best, VOCAB_SIZE).double()
+            return self._sampler.choose_tokens(logits, positions, ids[:, 1:]), probs
+        return logits.argmax(dim=-1), probs
 
-    def _verify(
-        self, index: Tensor, last_ids: Tensor, positions: Tensor, drafted_ids: Tensor, p_draft: Tensor
-    ) -> DeviceVerifyResult:
+    def _verify(self, index: Tensor, last_ids: Tensor, positions: Tensor, drafted_ids: Tensor) -> DeviceVerifyResult:
         self._sampler.key = self._keys[index]
         ids = torch.cat([last_ids[:, None], drafted_ids], dim=1)[index]
         logits = torch.from_numpy(self._rows(ids.numpy()))
-        if self._rejects:
-            return self._rejection.verify(logits, positions[index], ids[:, 1:], p_draft[index])
         return self._sampler.verify(logits, positions[index], ids[:, 1:])
 
 
@@ -174,34 +156,6 @@ class TorchCoupled:
             raise ModelOutputError("the model's logits are no law")
 
 
-class TorchRejection(TorchCoupled):
-    """The same by rejection sampling."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        super().__init__(sampler)
-        self._rejection = DeviceRejectionSampler(self._sampler)
-
-    def choose_draft_token(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
-        if self._sampler.switches.greedy:
-            return super().choose_draft_token(logits, context_ids)
-        self._remember(context_ids)
-        row, position = torch.from_numpy(logits)[None], torch.tensor([len(context_ids)])
-        token_ids, p_draft = self._rejection.draw_draft_tokens(row, position, torch.zeros(0, dtype=torch.int64))
-        self._check()
-        token_id = int(token_ids[0])
-        return DraftToken(token_id, float(p_draft[0, token_id]), p_draft[0].numpy())
-
-    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerifyResult:
-        if self._sampler.switches.greedy:
-            return super()._verify(logits, position, proposal)
-        drafted_ids = _ids([token.token_id for token in proposal])
-        p_draft = one_hot(drafted_ids, self._sampler.vocab_size).double()
-        for index, token in enumerate(proposal):
-            if token.probs is not None:
-                p_draft[index] = torch.from_numpy(token.probs)
-        return self._rejection.verify(logits, position, drafted_ids, p_draft)
-
-
 def _sampler(like: Sampler) -> DeviceSampler:
     sampler = DeviceSampler(
         SamplingSwitches.from_sampling(like.sampling, like.vocab_size), vocab_size=like.vocab_size, device="cpu"
@@ -216,48 +170,7 @@ def _ids(token_ids: Sequence[int]) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------- faults
 
-_uniform, _gumbel, _verify = rejection.make_uniform_tensor, sampling.make_gumbel_tensor, DeviceRejectionSampler.verify
-
-
-def _change_purpose(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
-    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
-        return _uniform(
-            key,
-            positions,
-            change(torch.as_tensor(int(purpose) if isinstance(purpose, NoisePurpose) else purpose)),
-            round_index,
-        )
-
-    monkeypatch.setattr(rejection, "make_uniform_tensor", uniform)
-
-
-def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    _change_purpose(monkeypatch, lambda purpose: torch.full_like(purpose, NoisePurpose.DRAFT))
-
-
-def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    _change_purpose(monkeypatch, lambda purpose: purpose.where(purpose != NoisePurpose.RESIDUAL, NoisePurpose.DRAFT))
-
-
-def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
-        numbers = _uniform(key, positions, purpose, round_index)
-        return torch.full_like(numbers, 0.5) if purpose is NoisePurpose.ACCEPT else numbers
-
-    monkeypatch.setattr(rejection, "make_uniform_tensor", uniform)
-
-
-def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verify(self: DeviceRejectionSampler, logits: Tensor, *others: Tensor) -> DeviceVerifyResult:
-        rows = logits.clone()
-        rows[..., -1, :] = rows[..., max(rows.shape[-2] - 2, 0), :]
-        return _verify(self, rows, *others)
-
-    monkeypatch.setattr(DeviceRejectionSampler, "verify", verify)
-
-
-def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "compute_residual_tensor", lambda p_target, _p_draft: p_target)
+_gumbel = sampling.make_gumbel_tensor
 
 
 def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,30 +180,4 @@ def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
-
-    def inverse_transform(probs: Tensor, numbers: Tensor) -> Tensor:
-        cumulated = probs.cumsum(dim=-1)
-        return torch.searchsorted(cumulated, numbers[..., None] * cumulated[..., -1:])[..., 0]
-
-    monkeypatch.setattr(rejection, "_sample_by_inverse_transform", inverse_transform)
-
-
-def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fault: the least that a uniform can be, and a little less."""
-    monkeypatch.setattr(
-        rejection, "make_uniform_tensor", lambda _key, positions, *_: torch.zeros_like(positions).double()
-    )
-
-
-FAULTS: dict[str, Plant] = {
-    "one stream of noise": _share_noise,
-    "residual with the draft's noise": _share_residual_noise,
-    "accept above one half": _accept_above_half,
-    "bonus from the row before": _take_bonus_from_row_before,
-    "correction from the target": _draw_residual_from_target,
-    "one position's noise": _same_noise_everywhere,
-    "first token reached": _draw_first_reached,
-    "uniforms of zero": _make_uniforms_zero,
-}
+FAULTS: dict[str, Plant] = {"one position's noise": _same_noise_everywhere}

@@ -123,10 +123,9 @@ class ServerDialect:
     own names for fields of `Sampling`, where they differ. reuses_connections: whether it keeps the connections that it
     says it keeps. shares_prompt_cache: whether calls that begin alike share what was read of their prompts, unless it
     was started otherwise. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has
-    gone, as all do with a stream. tells_logprobs: whether it is about as fast with log-probabilities as without.
-    reasoning_fields: by which names it reads the reasoning of an earlier turn in its message; none: it refuses such
-    fields. renders_templates: whether it puts messages into a model's own chat template, of which hardly any knows the
-    role `developer`.
+    gone, as all do with a stream. reasoning_fields: by which names it reads the reasoning of an earlier turn in its
+    message; none: it refuses such fields. renders_templates: whether it puts messages into a model's own chat template,
+    of which hardly any knows the role `developer`.
     """
 
     name: str
@@ -142,7 +141,6 @@ class ServerDialect:
     reuses_connections: bool = True
     shares_prompt_cache: bool = False
     stops_when_reader_leaves: bool = False
-    tells_logprobs: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     renders_templates: bool = False
 

@@ -164,7 +164,6 @@ VLLM: Final = ServerDialect(
     message_api=_VllmMessageApi(),
     shares_prompt_cache=True,
     stops_when_reader_leaves=True,
-    tells_logprobs=True,
     reasoning_fields=("reasoning_content", "reasoning"),  # the second since 0.12
     renders_templates=True,
 )

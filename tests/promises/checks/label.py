@@ -49,9 +49,9 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
         if name in ("judge", "regenerate"):
             yield f"auto chose {name}"
     elif name != case.strategy:
-        is_tried = (result.plain_reason == "baseline" and case.baseline_every > 0) or (
-            result.plain_reason == "discovery" and case.num_failing_trials > 0
-        )
+        is_tried = result.plain_reason == "baseline" and case.baseline_every > 0
+        is_unknown = case.num_failing_trials > 0 or (case.discover_s is not None and not case.waits_for_discovery)
+        is_tried = is_tried or (result.plain_reason == "discovery" and is_unknown)
         is_tried = is_tried or (result.plain_reason == "target" and not case.continues)
         # where one token may complete two stop strings, servers differ in which of them counts
         is_tried = is_tried or (result.plain_reason == "request" and len(shown.ask.stop) > 1)

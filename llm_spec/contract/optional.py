@@ -1,11 +1,14 @@
-"""Optional members of a draft, used where it has them."""
+"""Optional members of a draft, and of the provider that one asks, used where they have them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
 
-from llm_spec.chat import ChatRequest
+from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import (
     DraftCapabilities,
     DraftProvider,
@@ -18,12 +21,29 @@ from llm_spec.errors import DraftError
 
 __all__ = [
     "RequestOptionalDrafter",
+    "TokenIdStreaming",
     "WrappedDraft",
     "copy_draft_for_new_client",
     "find_token_draft_refusal",
     "open_draft_for_request",
     "open_token_draft",
+    "stream_with_token_ids_if_possible",
 ]
+
+
+@runtime_checkable
+class TokenIdStreaming(Protocol):
+    """A provider that can ask its server for the token ids of an answer; optional beside `LlmProvider`.
+
+    It need not be known what the server can do. The pieces of a draft carry the ids.
+    """
+
+    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """As the provider's own `stream`, every `TextDelta` with its `token_ids` where the server tells them.
+
+        If the server refuses the field for them, the request is sent again without it.
+        """
+        ...
 
 
 class RequestOptionalDrafter(ABC):
@@ -88,3 +108,10 @@ def open_token_draft(
     if request is not None and isinstance(draft, RequestAwareDrafter):
         return draft.open_token_draft_for_request(request, target, choose, prompt_ids)
     return draft.open_token_draft(target, choose, prompt_ids)
+
+
+def stream_with_token_ids_if_possible(
+    provider: LlmProvider, request: ChatRequest
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    """A provider's stream, with its token ids if it can ask for them."""
+    return (provider.stream_with_token_ids if isinstance(provider, TokenIdStreaming) else provider.stream)(request)
