@@ -29,16 +29,12 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, Usage
-from llm_spec.provider_kit import (
-    BrokenAnswerError,
-    FinishReason,
-    StoppedBy,
-    SurrogateJoiner,
-    ToolCallReader,
-    is_encodable,
-    read_finish_reason,
-    read_token_count,
-)
+from llm_spec.broken_answer import BrokenAnswerError
+from llm_spec.chat import FinishReason, StoppedBy
+from llm_spec.finish_reasons import read_finish_reason
+from llm_spec.openai_calls import ToolCallReader
+from llm_spec.surrogates import SurrogateJoiner, is_encodable
+from llm_spec.token_counts import read_token_count
 
 __all__ = ["AnthropicAnswerReader"]
 

@@ -14,7 +14,7 @@ from anthropic.types.beta.message_create_params import MessageCreateParamsBase a
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.provider_kit import FIELDS, is_default_value
+from llm_spec.request_fields import FIELDS, is_default_value
 from llm_spec_anthropic.models import can_model_take_effort
 
 __all__ = ["KNOWN_FIELDS", "translate_openai_fields"]

@@ -20,8 +20,10 @@ from llm_spec import (
     TargetError,
     complete_from_stream,
 )
+from llm_spec.broken_answer import BrokenAnswerError
+from llm_spec.continuation import ContinuationTest
+from llm_spec.contract.chat import VENDOR_FIRST_CHUNK_S
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import VENDOR_FIRST_CHUNK_S, BrokenAnswerError, ContinuationTest
 from llm_spec_anthropic.answer import AnthropicAnswerReader
 from llm_spec_anthropic.client import AnthropicMessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body

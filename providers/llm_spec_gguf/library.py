@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import ModelLoadError, TargetError
-from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS, KeptTokens, run_pass
+from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens
+from llm_spec.pass_threads import run_pass
 
 __all__ = ["KeyType", "LlamaContext", "LlamaModel", "llama"]
 

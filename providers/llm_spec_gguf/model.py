@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final, get_args
 
 from llm_spec import ConfigError, ModelLoadError, PassCosts, TokenSession
-from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number, count_usable_cores
+from llm_spec._checks import check_number
+from llm_spec.cores import count_usable_cores
+from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 from llm_spec_gguf.contexts import ContextPool
 from llm_spec_gguf.library import KeyType, LlamaContext, LlamaModel
 from llm_spec_gguf.session import GgufSession

@@ -11,14 +11,10 @@ from typing import Final
 import numpy as np
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.provider_kit import (
-    ChatTemplate,
-    ControlTokenFinder,
-    MessageFormat,
-    ReasoningMarks,
-    list_format_marks,
-    make_context_length_error,
-)
+from llm_spec.errors import make_context_length_error
+from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
+from llm_spec.model_folder.chat_template import ChatTemplate
+from llm_spec.model_folder.control_tokens import ControlTokenFinder
 from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]

@@ -11,7 +11,9 @@ from typing import Any, Final
 import aiohttp
 
 from llm_spec import ChatResponse, StreamEvent, TextDelta, TransientError
-from llm_spec.provider_kit import ChatResponseBuilder, ChunkNormalizer, ChunkReader
+from llm_spec.chat_response import ChatResponseBuilder
+from llm_spec.openai_chat import ChunkReader
+from llm_spec.openai_chunks import ChunkNormalizer
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import RepeatedPrefixStripper
 from llm_spec_http.sse import SseReader

@@ -10,22 +10,19 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import ConfigError, LlmSpecError, TargetError, TransientError
-from llm_spec.provider_kit import (
-    BrokenAnswerError,
-    OpenCalls,
-    PerLoopResource,
-    Proxy,
-    SingleLoopGuard,
-    dumps,
-    find_proxy,
+from llm_spec.addresses import parse_server_address
+from llm_spec.broken_answer import BrokenAnswerError
+from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
+from llm_spec.json_text import dumps, loads
+from llm_spec.open_calls import OpenCalls
+from llm_spec.proxies import Proxy, find_proxy
+from llm_spec.session_headers import get_session_headers
+from llm_spec.status_errors import (
     find_reported_error,
     get_error_words,
-    get_session_headers,
     get_status_advice,
-    loads,
     make_status_error,
     mask_secrets,
-    parse_server_address,
     read_stream_error_status,
 )
 from llm_spec_http.dialects.base import Body

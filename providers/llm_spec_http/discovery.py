@@ -28,8 +28,9 @@ from llm_spec import (
     TextDelta,
     TransientError,
 )
+from llm_spec._clock import now
 from llm_spec.contract.endpoint import Feature, MessagePart
-from llm_spec.provider_kit import find_message_parts, now
+from llm_spec.tools import find_message_parts
 from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
 from llm_spec_http.trial_pace import TrialPace

@@ -20,14 +20,11 @@ from llm_spec import (
     StreamEvent,
     complete_from_stream,
 )
+from llm_spec.continuation import ContinuationTest
+from llm_spec.contract.chat import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import (
-    SERVER_FIRST_CHUNK_S,
-    VENDOR_FIRST_CHUNK_S,
-    ContinuationTest,
-    create_chunk_normalizer,
-    create_chunk_reader,
-)
+from llm_spec.openai_chat import create_chunk_reader
+from llm_spec.openai_chunks import create_chunk_normalizer
 from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_events, read_whole_http_answer
 from llm_spec_http.client import WHOLE_ANSWER_TIMEOUT, HttpClient
 from llm_spec_http.convert import build_request_body

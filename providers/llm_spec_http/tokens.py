@@ -24,7 +24,7 @@ from llm_spec import (
     TopTokens,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.provider_kit import create_chunk_reader
+from llm_spec.openai_chat import create_chunk_reader
 from llm_spec_http.answer import read_http_answer_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields

@@ -26,7 +26,7 @@ def __getattr__(name: str) -> object:
 
 
 def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
-    from llm_spec.provider_kit import strip_credentials
+    from llm_spec.addresses import strip_credentials
 
     folder, _, query = model.partition("?")
     if base_url is not None or not folder:
@@ -45,7 +45,7 @@ def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
 
 
 def _open_provider(folder: Path, name: str, query: str) -> OnnxProvider:
-    from llm_spec.provider_kit import parse_query_options
+    from llm_spec.query_options import parse_query_options
     from llm_spec_onnx.options import OnnxOptions
     from llm_spec_onnx.provider import OnnxProvider
 

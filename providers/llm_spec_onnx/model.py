@@ -23,7 +23,10 @@ from typing import Any, Final
 import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
-from llm_spec.provider_kit import FolderTokenizer, count_usable_cores, find_file, prefill_prompt, read_json
+from llm_spec.cores import count_usable_cores
+from llm_spec.model_folder.files import find_file, read_json
+from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.prefill import prefill_prompt
 from llm_spec_onnx.sessions import (
     GrowingCacheSession,
     IdleBuffers,

@@ -12,10 +12,10 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.provider_kit import (
-    BrokenAnswerError,
-    Proxy,
-    ServerAddress,
+from llm_spec.addresses import ServerAddress
+from llm_spec.broken_answer import BrokenAnswerError
+from llm_spec.proxies import Proxy
+from llm_spec.status_errors import (
     get_error_words,
     get_status_advice,
     make_status_error,

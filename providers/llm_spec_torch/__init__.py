@@ -31,7 +31,8 @@ def __getattr__(name: str) -> object:
 
 
 def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
-    from llm_spec.provider_kit import parse_query_options, strip_credentials
+    from llm_spec.addresses import strip_credentials
+    from llm_spec.query_options import parse_query_options
     from llm_spec_torch.options import TorchOptions
     from llm_spec_torch.provider import TorchProvider
 

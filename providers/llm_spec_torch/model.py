@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenModel
-from llm_spec.provider_kit import FolderTokenizer, call_in_own_thread, read_json, reset_in_forked_child
+from llm_spec.forks import reset_in_forked_child
+from llm_spec.model_folder.files import read_json
+from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.worker import call_in_own_thread
 from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from llm_spec.provider_kit import NOISE_GROUP_SIZE, NoisePurpose
+from llm_spec.tokens.noise import NOISE_GROUP_SIZE, NoisePurpose
 
 __all__ = ["make_gumbel_tensor_fused"]
 

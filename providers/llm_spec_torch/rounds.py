@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from llm_spec import DeviceRoundResult, ModelOutputError, Sampling
-from llm_spec.provider_kit import prefill_prompt
+from llm_spec.prefill import prefill_prompt
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.round_engine import DeviceRoundEngine, DeviceRoundReport, NetworkWithCache, RoundEnginePool

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llm_spec import InvalidRequestError, Sampling
-from llm_spec.provider_kit import is_greedy, needs_no_penalties
+from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
 from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 
 __all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches"]

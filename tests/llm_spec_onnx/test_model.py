@@ -18,7 +18,8 @@ from onnx import TensorProto, helper
 from support.tiny_models import BUILTIN, MakeFolder
 
 from llm_spec import ConfigError, ModelLoadError, PrefixReusingSession, TokenSession
-from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS, prefill_prompt
+from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
+from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import check_token_model_conformance
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 from llm_spec import SampledToken
+from llm_spec.chat import FinishReason
 from llm_spec.contract.endpoint import DecodingConstraint
-from llm_spec.provider_kit import FinishReason
 
 __all__ = [
     "Body",

@@ -28,7 +28,9 @@ from llm_spec import (
     TargetError,
     open_provider,
 )
-from llm_spec.provider_kit import PREFILL_CHUNK_TOKENS, count_usable_cores, prefill_prompt
+from llm_spec.cores import count_usable_cores
+from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
+from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import check_token_model_conformance
 
 

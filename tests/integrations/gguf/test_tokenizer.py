@@ -7,7 +7,7 @@ from llm_spec_gguf import GgufModel, GgufProvider
 from support.gguf_models import PAIR, WriteModel, sentencepiece_vocabulary
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, TokenModel
-from llm_spec.provider_kit import FolderTokenizer
+from llm_spec.model_folder.tokenizer import FolderTokenizer
 
 TEXTS = (
     "",
