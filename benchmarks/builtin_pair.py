@@ -24,25 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from llm_spec import (
-    Capabilities,
     CascadeDraft,
     ChatRequest,
     ChatResponse,
     CostAware,
     DraftProvider,
     Fixed,
-    LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDraft,
-    TokenModel,
-    TokenSession,
-    complete_from_stream,
     open_provider,
-    stream_token_model,
 )
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.local import TokenModel, TokenSession
+from llm_spec.local import stream_token_model
+from llm_spec.tokens.lookahead import LookaheadPolicy
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 FIXED = (1, 2, 3, 4, 5, 6, 8, 12)

@@ -30,19 +30,15 @@ from llm_spec import (
     CascadeDraft,
     ChatRequest,
     DraftProvider,
-    DraftToken,
     LlmProvider,
     PromptLookup,
     ProviderDraft,
     Sampling,
     SpeculativeDecoder,
     SuffixDraft,
-    TokenDraft,
-    TokenModel,
-    TokenSampler,
-    TokenSession,
     open_provider,
 )
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler, TokenSession
 from llm_spec.testing import LocalProvider, RandomDraft
 
 HERMES = {  # transformers' own notation of the format

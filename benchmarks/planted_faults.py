@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from llm_spec_http.tokens import HttpTokenEndpoint
 
-from llm_spec import SampledToken, Sampling
-from llm_spec.contract.endpoint import TopTokens
+from llm_spec import Sampling
+from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain
 

@@ -23,14 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from llm_spec import (
-    ChatRequest,
-    PromptLookup,
-    SpeculativeDecoder,
-    TokenModel,
-    TokenSession,
-    open_provider,
-)
+from llm_spec import ChatRequest, PromptLookup, SpeculativeDecoder, open_provider
+from llm_spec.contract.local import TokenModel, TokenSession
 from llm_spec.testing import LocalProvider
 
 if TYPE_CHECKING:

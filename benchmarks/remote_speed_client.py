@@ -17,15 +17,8 @@ from typing import Any, Final
 
 from double_model import END_ID, DraftModel, Model, decode, encode_chat
 
-from llm_spec import (
-    ChatRequest,
-    DraftPiece,
-    DraftProvider,
-    LlmSpecError,
-    SpeculativeConfig,
-    SpeculativeDecoder,
-    SpeculativeResult,
-)
+from llm_spec import ChatRequest, DraftProvider, LlmSpecError, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec.contract.draft import DraftPiece
 
 ANSWER_TIMEOUT_S: Final = 120.0
 

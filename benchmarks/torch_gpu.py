@@ -32,12 +32,12 @@ from llm_spec import (
     ChatRequest,
     CostAware,
     Fixed,
-    LookaheadPolicy,
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
 )
+from llm_spec.tokens.lookahead import LookaheadPolicy
 
 transformers: Any = importlib.import_module("transformers")
 

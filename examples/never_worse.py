@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-from llm_spec import ChatRequest, DraftPiece, SpeculativeConfig, SpeculativeDecoder
+from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
+from llm_spec.contract.draft import DraftPiece
 
 
 class BrokenDraft:

@@ -11,11 +11,11 @@ __all__ = ["make_lazy_exports"]
 
 def make_lazy_exports(
     package: str, names_by_module: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package or module that exports names of other modules.
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """The `__all__`, `__getattr__` and `__dir__` of a package that exports names of other modules.
 
     `names_by_module`: what each module gives, separated by spaces. Type checkers read an `if TYPE_CHECKING` block that
-    imports the same names instead; `tests/test_exported_members.py` compares them.
+    imports the same names instead; a test compares the two.
     """
     modules = {name: module for module, names in names_by_module.items() for name in names.split()}
     members = vars(sys.modules[package])
@@ -29,4 +29,4 @@ def make_lazy_exports(
     def list_member_names() -> list[str]:
         return sorted(members.keys() | modules.keys())
 
-    return import_member, list_member_names
+    return sorted(modules), import_member, list_member_names

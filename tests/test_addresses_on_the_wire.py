@@ -30,10 +30,10 @@ from llm_spec import (
     LlmSpecError,
     TargetError,
     TransientError,
-    complete_from_stream,
     open_draft,
     open_provider,
 )
+from llm_spec.chat_response import complete_from_stream
 
 pytestmark = [
     pytest.mark.virtual_clock,

@@ -16,7 +16,6 @@ from llm_spec import (
     DecoderStats,
     Finish,
     Fixed,
-    LocalTimings,
     ReferenceDraft,
     Round,
     SpeculativeConfig,
@@ -28,6 +27,7 @@ from llm_spec import (
 )
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.budget import Budget, CostTracker
+from llm_spec.chat import LocalTimings
 from llm_spec.config import StrategyName
 from llm_spec.pair_stats import PairStats
 from llm_spec.recorder import AnswerRecorder

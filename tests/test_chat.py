@@ -25,8 +25,8 @@ from llm_spec import (
     ToolCall,
     ToolCallDelta,
     Usage,
-    complete_from_stream,
 )
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.server.request_fields import parse_openai_messages
 from llm_spec.testing import ScriptedProvider
 

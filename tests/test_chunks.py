@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ChatResponse,
     CircuitOpenError,
@@ -19,8 +18,9 @@ from llm_spec import (
     SpeculativeDecoder,
     StreamEvent,
     TransientError,
-    complete_from_stream,
 )
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
 from llm_spec.testing import ScriptedProvider, run_virtual
 
 REQUEST = ChatRequest.create("q", extra={"n": 2})

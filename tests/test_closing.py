@@ -24,7 +24,6 @@ from support.wire import chunk
 
 from llm_spec import (
     ChatRequest,
-    ChunkStreaming,
     ClosedError,
     LlmProvider,
     RetryPolicy,
@@ -33,6 +32,7 @@ from llm_spec import (
     TransientError,
     open_provider,
 )
+from llm_spec.contract.chat import ChunkStreaming
 from llm_spec.resilience import CircuitBreaker
 from llm_spec.testing import ScriptedProvider
 

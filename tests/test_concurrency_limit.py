@@ -16,7 +16,6 @@ from support.failing_targets import CONTINUES, WORDS, Failing, plainly
 
 from llm_spec import (
     BreakerPolicy,
-    Capabilities,
     ChatRequest,
     ConcurrencyLimit,
     ConfigError,
@@ -29,6 +28,7 @@ from llm_spec import (
     StreamEvent,
     TargetError,
 )
+from llm_spec.contract.chat import Capabilities
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel

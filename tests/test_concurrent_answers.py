@@ -7,7 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
-from llm_spec import ChatRequest, LocalTimings, concurrent_answers
+from llm_spec import ChatRequest, concurrent_answers
+from llm_spec.chat import LocalTimings
 from llm_spec.concurrent_answers import count_concurrent_answers, count_open_answers
 from llm_spec.local import generate_events
 from llm_spec.testing import TableModel

@@ -17,13 +17,13 @@ from llm_spec import (
     CostAware,
     Ewma,
     Fixed,
-    LookaheadPolicy,
     PromptLookup,
     SpeculativeConfig,
     SuffixDraft,
     Threshold,
 )
 from llm_spec.testing import RandomDraft
+from llm_spec.tokens.lookahead import LookaheadPolicy
 
 LOOSE: Any = SpeculativeConfig  # for what a type checker would not let through
 

@@ -14,7 +14,6 @@ from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_http.convert import RepeatedPrefixStripper
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ClosedError,
     InvalidRequestError,
@@ -29,9 +28,10 @@ from llm_spec import (
     Timeouts,
     TransientError,
     UnsupportedError,
-    complete_from_stream,
 )
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.continuation import ContinuationTest
+from llm_spec.contract.chat import Capabilities
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text

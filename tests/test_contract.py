@@ -14,14 +14,13 @@ from llm_spec import (
     CascadeDraft,
     ChatRequest,
     ConcurrencyLimit,
-    DraftCapabilities,
-    DraftPiece,
     DraftProvider,
     PromptLookup,
     ProviderDraft,
     ReferenceDraft,
 )
-from llm_spec.contract.draft import get_draft_capabilities
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, get_draft_capabilities
 from llm_spec.metered import MeteredDraft
 from llm_spec.metering import TokenMeter
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
@@ -70,7 +69,7 @@ def test_a_draft_needs_no_capabilities() -> None:
 def test_an_attribute_of_another_kind_is_not_a_drafts_capabilities() -> None:
     """A provider that drafts as well has the capabilities of a provider."""
     plain = Plain()
-    plain.capabilities = llm_spec.Capabilities(continue_prefix=True)  # type: ignore[attr-defined]
+    plain.capabilities = Capabilities(continue_prefix=True)  # type: ignore[attr-defined]
     assert get_draft_capabilities(plain) == DraftCapabilities()
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ReferenceDraft,
     Retry,
@@ -24,6 +23,7 @@ from llm_spec import (
     TextDelta,
     TransientError,
 )
+from llm_spec.contract.chat import Capabilities
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, VirtualClockEventLoop, run_virtual

@@ -14,7 +14,6 @@ import pytest
 
 from llm_spec import (
     AnswerStarted,
-    Capabilities,
     ChatMessage,
     ChatRequest,
     ChatResponse,
@@ -26,10 +25,8 @@ from llm_spec import (
     Fixed,
     InvalidRequestError,
     LlmProvider,
-    LocalTimings,
     ModelOutputError,
     PromptLookup,
-    ProviderEntry,
     ReferenceDraft,
     RetryPolicy,
     Round,
@@ -44,10 +41,13 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
     Usage,
-    complete_from_stream,
     open_provider,
     worker,
 )
+from llm_spec.chat import LocalTimings
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.entry import ProviderEntry
 from llm_spec.errors import ConfigError
 from llm_spec.testing import (
     CharTokenizer,

@@ -13,7 +13,6 @@ import pytest
 
 from llm_spec import (
     ChatRequest,
-    DraftPiece,
     DraftProvider,
     LlmProvider,
     Sampling,
@@ -22,6 +21,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import Discoverable
 
 SERVER = Path(__file__).parent.parent / "benchmarks" / "double_server.py"

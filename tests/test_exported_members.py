@@ -55,21 +55,13 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        AnswerDetail AnswerStarted BoundedTokenizer BreakerPolicy Budget BudgetError Capabilities CascadeDraft
-        ChatMessage ChatRequest ChatResponse ChunkStreaming CircuitOpenError ClosedError ConcurrencyLimit ConfigError
-        Cost CostAware DecoderStats DeviceRoundModel DeviceRoundResult DeviceRoundRunner Discoverable DraftCapabilities
-        DraftError DraftPiece DraftProvider DraftToken Ewma Fallback FeatureLossAware Finish Fixed Generation
-        GenerationLimits GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError
-        LocalTimings LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS
-        PassCosts PassSharingSession PassTimingModel PerRequestDraft PlainReason PrefixReusingSession Price
-        PromptLookup ProviderDraft ProviderEntry ReadyStrategy ReasoningDelta ReasoningDetail ReferenceDraft Refusal
-        RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling SpeculativeConfig
-        SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StrategyContext
-        StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStreamReport TextDelta TextGuarantee
-        Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel TokenRound
-        TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
-        UnknownProviderError UnsupportedError Usage VocabularyTokenizer __version__ complete_from_stream
-        generate_events open_draft open_provider register_strategy registered_providers stream_token_model
+        AnswerDetail AnswerStarted BreakerPolicy Budget BudgetError CascadeDraft ChatMessage ChatRequest ChatResponse
+        CircuitOpenError ClosedError ConcurrencyLimit ConfigError Cost CostAware DecoderStats DraftError DraftProvider
+        Ewma Fallback Finish Fixed GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError
+        ModelOutputError NativeMessage Price PromptLookup ProviderDraft ReasoningDelta ReasoningDetail ReferenceDraft
+        Retry RetryPolicy Round Sampling SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult
+        SpeculativeStats StreamEvent SuffixDraft TargetError TextDelta Threshold Timeouts Timings TokenLogprob
+        ToolCall ToolCallDelta TransientError UnsupportedError Usage __version__ open_draft open_provider
     """
     assert sorted(llm_spec.__all__) == sorted(expected.split())
 

@@ -15,17 +15,14 @@ from typing import Any, Final
 import pytest
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     DraftError,
-    DraftPiece,
     Fallback,
     GuaranteeWeakened,
     LlmProvider,
     ReferenceDraft,
     Retry,
     RetryPolicy,
-    SampledToken,
     Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -34,10 +31,12 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
-    TopTokens,
     TransientError,
 )
 from llm_spec.config import StrategyName
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual

@@ -21,16 +21,11 @@ from llm_spec import (
     ChatRequest,
     ConfigError,
     CostAware,
-    DeviceRoundResult,
-    DraftToken,
     Ewma,
     Fallback,
     Finish,
     Fixed,
-    Generation,
-    GenerationLimits,
     InvalidRequestError,
-    LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
     ReferenceDraft,
@@ -40,15 +35,16 @@ from llm_spec import (
     SuffixDraft,
     TextDelta,
     Threshold,
-    TokenDrafter,
     ToolCallDelta,
-    generate_events,
 )
+from llm_spec.contract.local import DeviceRoundResult, DraftToken, TokenDrafter
+from llm_spec.generation import Generation, GenerationLimits
+from llm_spec.local import generate_events
 from llm_spec.message_format.formats import FORMATS
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
+from llm_spec.tokens.lookahead import LookaheadController, LookaheadPolicy, RoundFeedback
 from llm_spec.tokens.sampling import FloatArray, Sampler
 
 LETTERS = CharTokenizer("abcdefgh")

@@ -25,18 +25,10 @@ from support.generation_checks import (
     generation_of,
 )
 
-from llm_spec import (
-    ChatRequest,
-    DeviceRoundResult,
-    DraftToken,
-    Fixed,
-    Generation,
-    LocalTimings,
-    ReferenceDraft,
-    TokenDraft,
-    TokenModel,
-    TokenSampler,
-)
+from llm_spec import ChatRequest, Fixed, ReferenceDraft
+from llm_spec.chat import LocalTimings
+from llm_spec.contract.local import DeviceRoundResult, DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.generation import Generation
 from llm_spec.testing import ByteTokenizer, TableModel
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.sampling import FloatArray

@@ -31,20 +31,18 @@ from llm_spec import (
     Fallback,
     Finish,
     Fixed,
-    GrammarTokenizer,
     InvalidRequestError,
-    MissingExtraError,
     PromptLookup,
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     TextDelta,
-    TokenDrafter,
-    TokenModel,
-    generate_events,
     open_provider,
 )
+from llm_spec.contract.local import GrammarTokenizer, TokenDrafter, TokenModel
+from llm_spec.errors import MissingExtraError
 from llm_spec.grammar import GrammarConstraint, build_answer_constraint
+from llm_spec.local import generate_events
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import VerifyResult

@@ -23,9 +23,7 @@ from support.doubles import Double, Failure, forget_environment, provider_at, se
 
 from llm_spec import (
     ChatRequest,
-    Discoverable,
     DraftError,
-    DraftPiece,
     LlmProvider,
     PromptLookup,
     ReferenceDraft,
@@ -38,7 +36,8 @@ from llm_spec import (
     TextDelta,
     Timeouts,
 )
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.contract.endpoint import Discoverable
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing import ScriptedProvider

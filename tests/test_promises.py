@@ -40,10 +40,10 @@ from llm_spec import (
     SpeculativeFinish,
     SpeculativeResult,
     StreamEvent,
-    TargetStreamReport,
     TextDelta,
     Usage,
 )
+from llm_spec.chat import TargetStreamReport
 from llm_spec.config import BuiltinStrategyName, StrategyName
 from llm_spec.metering import MeteredCall, TokenMeter
 from llm_spec.result import Guarantee

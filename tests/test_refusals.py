@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     CircuitOpenError,
     Fallback,
     InvalidRequestError,
     RetryPolicy,
-    SampledToken,
     Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -28,7 +26,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.contract.endpoint import Feature
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.endpoint import Feature, SampledToken
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
 

@@ -12,7 +12,6 @@ import pytest
 
 from llm_spec import (
     Budget,
-    Capabilities,
     ChatRequest,
     CircuitOpenError,
     ConcurrencyLimit,
@@ -27,6 +26,7 @@ from llm_spec import (
 )
 from llm_spec.budget import AnswerReservation
 from llm_spec.config import RetryPolicy
+from llm_spec.contract.chat import Capabilities
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import UnsupportedError
 from llm_spec.metered import MeteredDraft, MeteredTarget

@@ -15,12 +15,10 @@ from support.failing_targets import CONTINUES, NO_WAIT, OVERLOADED, WORDS, Faili
 
 from llm_spec import (
     BreakerPolicy,
-    Capabilities,
     ChatRequest,
     CircuitOpenError,
     ConcurrencyLimit,
     ConfigError,
-    DraftPiece,
     Finish,
     InvalidRequestError,
     ProviderDraft,
@@ -38,6 +36,8 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
 )
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual

@@ -28,7 +28,6 @@ from support.doubles import (
 
 from llm_spec import (
     AnswerStarted,
-    Discoverable,
     DraftError,
     GuaranteeWeakened,
     LlmProvider,
@@ -44,6 +43,7 @@ from llm_spec import (
     Timeouts,
     TransientError,
 )
+from llm_spec.contract.endpoint import Discoverable
 from llm_spec.testing import ScriptedProvider
 
 pytestmark = pytest.mark.virtual_clock

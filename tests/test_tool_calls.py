@@ -16,11 +16,9 @@ from support.messages_wire import begin, end, frame, text_frames
 from support.wire import chunk, text_chunks
 
 from llm_spec import (
-    Capabilities,
     ChatMessage,
     ChatRequest,
     ChatResponse,
-    DraftPiece,
     Finish,
     ProviderDraft,
     ReasoningDelta,
@@ -36,6 +34,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.openai_chat import ChunkReader
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual

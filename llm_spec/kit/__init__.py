@@ -1,15 +1,15 @@
 """Help for those who write a provider. Nothing here needs a decoder; import each name from its module.
 
 Over HTTP
-- `addresses`: parses a server's address, and keeps passwords and keys out of texts. `proxies`: the proxy for an address.
+- `addresses`: parses a server's address, and keeps secrets out of texts. `proxies`: the proxy for an address.
 - `http_errors`: the error for a response's status, headers and body, and texts without secrets.
 - `session_headers`: headers that each call for the present answer has (`SpeculativeConfig.session_header`).
-- `event_loops`: a client for each event loop that uses the provider. `open_calls`: calls end with one error on `aclose`.
+- `event_loops`: a client for each event loop that uses the provider. `open_calls`: `aclose` ends calls.
 - `continuation`: whether a server continues an assistant's text.
 
 Chunks as OpenAI's API has them
 - `openai_chat`: chunks to events. `openai_chunks`: a server's own chunks in the API's form, for `ChunkStreaming`.
-- `openai_calls`, `openai_logprobs`, `openai_usage`, `finish_reasons`, `token_counts`: parts of a chunk, read and written.
+- `openai_calls`, `openai_logprobs`, `openai_usage`, `finish_reasons`, `token_counts`: parts of a chunk.
 - `answer_details`: parts that this library does not read, put together. `broken_answer`: what cannot be read.
 - `json`: JSON by orjson where it is installed. `surrogates`: halves of characters that come apart.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec import ConfigError, ProviderEntry, TargetFeature
+from llm_spec import ConfigError
+from llm_spec.contract.endpoint import TargetFeature
+from llm_spec.contract.entry import ProviderEntry
 from llm_spec_http.dialects import DIALECTS, ServerDialect
 
 if TYPE_CHECKING:

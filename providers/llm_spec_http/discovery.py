@@ -18,17 +18,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec import (
-    Capabilities,
-    ChatRequest,
-    LlmSpecError,
-    ReasoningDelta,
-    Sampling,
-    StreamEvent,
-    TextDelta,
-    TransientError,
-)
+from llm_spec import ChatRequest, LlmSpecError, ReasoningDelta, Sampling, StreamEvent, TextDelta, TransientError
 from llm_spec._clock import now
+from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.endpoint import Feature, MessagePart
 from llm_spec.tools import find_message_parts
 from llm_spec_http.messages import HttpMessageParser

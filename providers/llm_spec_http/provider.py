@@ -12,16 +12,10 @@ from typing import Any, Final
 
 import aiohttp
 
-from llm_spec import (
-    Capabilities,
-    ChatRequest,
-    ChatResponse,
-    ConfigError,
-    StreamEvent,
-    complete_from_stream,
-)
+from llm_spec import ChatRequest, ChatResponse, ConfigError, StreamEvent
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.continuation import ContinuationTest
-from llm_spec.contract.chat import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S
+from llm_spec.contract.chat import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S, Capabilities
 from llm_spec.contract.endpoint import Feature
 from llm_spec.openai_chat import create_chunk_reader
 from llm_spec.openai_chunks import create_chunk_normalizer

@@ -13,17 +13,8 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import aiohttp
 
-from llm_spec import (
-    ChatRequest,
-    InvalidRequestError,
-    LlmSpecError,
-    SampledToken,
-    Sampling,
-    StreamEvent,
-    TargetError,
-    TopTokens,
-)
-from llm_spec.contract.endpoint import Feature
+from llm_spec import ChatRequest, InvalidRequestError, LlmSpecError, Sampling, StreamEvent, TargetError
+from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
 from llm_spec.openai_chat import create_chunk_reader
 from llm_spec_http.answer import read_http_answer_events
 from llm_spec_http.client import HttpClient, MissingEndpointError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec import ConfigError, ProviderEntry
+from llm_spec import ConfigError
+from llm_spec.contract.entry import ProviderEntry
 from llm_spec_openai.models import supports_predictions
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec import ConfigError, ProviderEntry
+from llm_spec import ConfigError
+from llm_spec.contract.entry import ProviderEntry
 
 if TYPE_CHECKING:
     from llm_spec_torch.model import TorchModel

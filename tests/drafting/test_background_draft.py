@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftCapabilities, DraftPiece
+from llm_spec import ChatRequest
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual

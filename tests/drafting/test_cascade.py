@@ -14,17 +14,14 @@ from llm_spec import (
     CascadeDraft,
     ChatRequest,
     ConfigError,
-    DraftCapabilities,
     DraftError,
-    DraftToken,
     PromptLookup,
     ProviderDraft,
     ReferenceDraft,
     SuffixDraft,
-    TokenDraft,
-    TokenModel,
-    TokenSampler,
 )
+from llm_spec.contract.draft import DraftCapabilities
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.testing import ByteTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 
 # ----------------------------------------------------------------------------------------------- joined

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from llm_spec import ChatRequest, DraftError, DraftPiece
+from llm_spec import ChatRequest, DraftError
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.simulation import run_virtual
 

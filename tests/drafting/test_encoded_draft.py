@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftPiece, TargetError
+from llm_spec import ChatRequest, TargetError
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft

@@ -8,18 +8,8 @@ from typing import Any
 
 import pytest
 
-from llm_spec import (
-    CascadeDraft,
-    ChatRequest,
-    DraftToken,
-    Fixed,
-    PromptLookup,
-    SpeculativeConfig,
-    SpeculativeDecoder,
-    SuffixDraft,
-    TokenDraft,
-)
-from llm_spec.contract.local import RequestAwareDrafter
+from llm_spec import CascadeDraft, ChatRequest, Fixed, PromptLookup, SpeculativeConfig, SpeculativeDecoder, SuffixDraft
+from llm_spec.contract.local import DraftToken, RequestAwareDrafter, TokenDraft
 from llm_spec.contract.optional import open_token_draft
 from llm_spec.testing import ByteTokenizer, LocalProvider, TableModel
 from llm_spec.testing.conformance import check_draft_conformance

@@ -12,17 +12,8 @@ from typing import Any
 import pytest
 from support.draft_checks import PROMPT, TARGET, choose, pieces_of
 
-from llm_spec import (
-    Capabilities,
-    ChatRequest,
-    DraftError,
-    Finish,
-    ProviderDraft,
-    ReasoningDelta,
-    StreamEvent,
-    TextDelta,
-    Usage,
-)
+from llm_spec import ChatRequest, DraftError, Finish, ProviderDraft, ReasoningDelta, StreamEvent, TextDelta, Usage
+from llm_spec.contract.chat import Capabilities
 from llm_spec.testing import CharTokenizer, LocalProvider, ScriptedProvider, TableModel
 
 # -------------------------------------------------------------------------------------------- providers

@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 from llm_spec import (
     CascadeDraft,
     ChatRequest,
-    DraftToken,
-    GenerationLimits,
     PromptLookup,
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDraft,
-    TokenDrafter,
     open_draft,
     open_provider,
 )
+from llm_spec.contract.local import DraftToken, TokenDrafter
 from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import SuffixMatch
-from llm_spec.generation import Generation
+from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
 from llm_spec.tokens.acceptance import make_acceptance_rule

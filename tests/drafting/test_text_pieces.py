@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftError, DraftPiece, Usage
+from llm_spec import ChatRequest, DraftError, Usage
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.drafting import text_pieces
 from llm_spec.drafting.text_pieces import (
     check_draft_piece,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llm_spec import DraftError, DraftToken
+from llm_spec import DraftError
+from llm_spec.contract.local import DraftToken
 from llm_spec.drafting.token_checks import (
     ReadOnlyTokenIds,
     check_confidence,

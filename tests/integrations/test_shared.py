@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from llm_spec import (
-    ChatRequest,
-    Finish,
-    SpeculativeDecoder,
-    SpeculativeFinish,
-    TargetError,
-    TextDelta,
-    UnknownProviderError,
-)
+from llm_spec import ChatRequest, Finish, SpeculativeDecoder, SpeculativeFinish, TargetError, TextDelta
+from llm_spec.errors import UnknownProviderError
 from llm_spec.integrations._shared import (
     BridgedSource,
     ProviderSource,

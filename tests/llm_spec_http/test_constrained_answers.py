@@ -15,7 +15,8 @@ from support.message_answers import answer, answer_plain, ask, message, opened, 
 from support.message_server import DRAWN, MessageServer, call
 from support.probe_targets import TextDraft
 
-from llm_spec import ChatRequest, DraftPiece, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
+from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.strategies import message_answer
 
 pytestmark = pytest.mark.virtual_clock

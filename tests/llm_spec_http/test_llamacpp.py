@@ -9,14 +9,8 @@ from llm_spec_http import DIALECTS, HttpProvider
 from support.llama_wire import EOS_ID, LlamaServer
 from support.probe_targets import patient
 
-from llm_spec import (
-    ChatRequest,
-    ReferenceDraft,
-    SampledToken,
-    Sampling,
-    TextDelta,
-)
-from llm_spec.contract.endpoint import TokenEndpoint
+from llm_spec import ChatRequest, ReferenceDraft, Sampling, TextDelta
+from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 
 ANSWER = "A naïve café, 日本語 and 😀 all day long."
 QUESTION = ChatRequest.create("Tell me.", temperature=0.0)

@@ -20,7 +20,6 @@ from llm_spec import (
     ChatMessage,
     ChatRequest,
     ChatResponse,
-    ChunkStreaming,
     ConfigError,
     Finish,
     InvalidRequestError,
@@ -36,9 +35,10 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
     Usage,
-    complete_from_stream,
     open_provider,
 )
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import ChunkStreaming
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_http.tokens import HttpTokenEndpoint, _parse_scored_rows
 
-from llm_spec import (
-    ChatRequest,
-    Finish,
-    InvalidRequestError,
-    SampledToken,
-    Sampling,
-    StreamEvent,
-    TargetError,
-    TextDelta,
-)
-from llm_spec.contract.endpoint import TokenEndpoint
+from llm_spec import ChatRequest, Finish, InvalidRequestError, Sampling, StreamEvent, TargetError, TextDelta
+from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.testing import run_virtual
 from llm_spec.testing.server import EOS_ID, ScriptedModelServer, ServerFaults
 

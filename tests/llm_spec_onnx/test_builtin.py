@@ -16,7 +16,6 @@ from llm_spec import (
     CostAware,
     Ewma,
     Fixed,
-    LookaheadPolicy,
     PromptLookup,
     ReferenceDraft,
     SpeculativeConfig,
@@ -27,6 +26,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.testing import RandomDraft, check_provider_conformance
+from llm_spec.tokens.lookahead import LookaheadPolicy
 
 TARGET = open_provider("builtin:target")
 MODEL_DRAFT = open_draft("builtin:draft")

@@ -12,8 +12,6 @@ from support.logprob_checks import EVERY_REQUEST, build_logprob_request, check_l
 from llm_spec import (
     DraftProvider,
     Fixed,
-    Generation,
-    GenerationLimits,
     PromptLookup,
     Sampling,
     SpeculativeConfig,
@@ -22,6 +20,7 @@ from llm_spec import (
     open_provider,
     verifiers,
 )
+from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.testing import RandomDraft
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs

@@ -17,7 +17,9 @@ from llm_spec_onnx.sessions import LoadedOnnxModel
 from onnx import TensorProto, helper
 from support.tiny_models import BUILTIN, MakeFolder
 
-from llm_spec import ConfigError, ModelLoadError, PrefixReusingSession, TokenSession
+from llm_spec import ConfigError
+from llm_spec.contract.local import PrefixReusingSession, TokenSession
+from llm_spec.errors import ModelLoadError
 from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
 from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import check_token_model_conformance

@@ -9,7 +9,9 @@ import sys
 import llm_spec_openai
 import pytest
 
-from llm_spec import ConfigError, MissingExtraError, open_provider, registered_providers
+from llm_spec import ConfigError, open_provider
+from llm_spec.errors import MissingExtraError
+from llm_spec.registry import registered_providers
 
 
 def test_registered() -> None:

@@ -19,7 +19,6 @@ from llm_spec import (
     ChatRequest,
     CostAware,
     Fixed,
-    LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
     ReferenceDraft,
@@ -27,6 +26,7 @@ from llm_spec import (
     SpeculativeDecoder,
 )
 from llm_spec.testing import RandomDraft
+from llm_spec.tokens.lookahead import LookaheadPolicy
 
 from .conftest import PAIR
 

@@ -14,15 +14,15 @@ from llm_spec import (
     CascadeDraft,
     CostAware,
     Fixed,
-    LocalTimings,
-    LookaheadPolicy,
     ModelOutputError,
     PromptLookup,
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
 )
+from llm_spec.chat import LocalTimings
 from llm_spec.testing import RandomDraft
+from llm_spec.tokens.lookahead import LookaheadPolicy
 
 from .conftest import PAIR
 from .test_exactness import SAMPLING, drafts_for

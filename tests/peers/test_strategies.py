@@ -22,7 +22,6 @@ from scipy.stats import chi2_contingency
 from support.probe_targets import Patient
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ChatResponse,
     ReferenceDraft,
@@ -31,11 +30,11 @@ from llm_spec import (
     SpeculativeResult,
     StreamEvent,
     TextDelta,
-    complete_from_stream,
     open_draft,
 )
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.config import StrategyName
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.strategies.stream_chain import find_stream_boundary
 

@@ -14,9 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from llm_spec import (
     CascadeDraft,
     ChatRequest,
-    DraftCapabilities,
     DraftError,
-    DraftPiece,
     DraftProvider,
     LlmProvider,
     PromptLookup,
@@ -26,6 +24,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.chat import FinishReason
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from promises.language import Language
 from promises.target import FOREVER_S, Kind, Pace, Target, tag_of, topic_of
 

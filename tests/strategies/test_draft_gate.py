@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llm_spec import ChatRequest, DraftPiece, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, StreamEvent
-from llm_spec.contract.draft import DraftCapabilities
+from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, StreamEvent
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.draft_load_stats import DraftLoadStats
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.pair_stats import PairStats

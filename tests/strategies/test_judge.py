@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ConfigError,
     InvalidRequestError,
@@ -28,6 +27,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual

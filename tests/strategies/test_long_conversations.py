@@ -12,7 +12,6 @@ import pytest
 
 from llm_spec import (
     Budget,
-    Capabilities,
     CascadeDraft,
     ChatRequest,
     PromptLookup,
@@ -23,7 +22,7 @@ from llm_spec import (
     SuffixDraft,
     Usage,
 )
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting import text_pieces
 from llm_spec.drafting.occurrences import OccurrenceIndex

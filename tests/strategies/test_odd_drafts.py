@@ -11,9 +11,7 @@ import pytest
 
 from llm_spec import (
     Budget,
-    Capabilities,
     ChatRequest,
-    DraftPiece,
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -22,7 +20,8 @@ from llm_spec import (
     Timeouts,
     Usage,
 )
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.chat import Capabilities, LlmProvider
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
 

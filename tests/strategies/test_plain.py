@@ -11,7 +11,6 @@ import pytest
 
 from llm_spec import (
     Budget,
-    Capabilities,
     ChatRequest,
     ChatResponse,
     CircuitOpenError,
@@ -34,6 +33,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.chat import Finish
+from llm_spec.contract.chat import Capabilities
 from llm_spec.testing import ScriptedProvider
 
 TEXT = "one two three"

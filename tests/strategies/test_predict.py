@@ -11,7 +11,6 @@ from llm_spec_http import DIALECTS, HttpProvider
 from support.wire import Wire, chunk, text_chunks
 
 from llm_spec import (
-    Capabilities,
     Finish,
     InvalidRequestError,
     Price,
@@ -24,6 +23,7 @@ from llm_spec import (
     UnsupportedError,
     Usage,
 )
+from llm_spec.contract.chat import Capabilities
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
 

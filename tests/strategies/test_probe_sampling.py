@@ -15,20 +15,10 @@ import pytest
 from scipy.stats import chi2
 from support.probe_targets import WORDS, Patient, TextDraft, TokenTarget, bytewise, probed
 
-from llm_spec import (
-    Capabilities,
-    ChatRequest,
-    ChatResponse,
-    DraftPiece,
-    Finish,
-    Fixed,
-    Sampling,
-    SpeculativeConfig,
-    StreamEvent,
-    TextDelta,
-)
+from llm_spec import ChatRequest, ChatResponse, Finish, Fixed, Sampling, SpeculativeConfig, StreamEvent, TextDelta
 from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext

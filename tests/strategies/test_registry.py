@@ -13,23 +13,19 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from llm_spec import (
-    ConfigError,
-    ReadyStrategy,
-    ReferenceDraft,
-    Refusal,
-    SpeculativeConfig,
-    SpeculativeDecoder,
-    StrategyContext,
-    StrategyEntry,
-    TextGuarantee,
-    UnsupportedError,
-    register_strategy,
-)
+from llm_spec import ConfigError, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
 from llm_spec.cli import main
 from llm_spec.config import BuiltinStrategyName
 from llm_spec.server.config import ModelConfig
-from llm_spec.strategies.registry import AUTO, find_strategy, get_strategies_by_name, list_strategy_choices
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.registry import (
+    AUTO,
+    StrategyEntry,
+    find_strategy,
+    get_strategies_by_name,
+    list_strategy_choices,
+    register_strategy,
+)
 from llm_spec.testing import ScriptedProvider
 
 ROOT: Final = Path(__file__).parent.parent.parent

@@ -16,7 +16,6 @@ from support.matrix import every_combination
 from support.probe_targets import patient
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     Finish,
     Fixed,
@@ -30,6 +29,7 @@ from llm_spec import (
     TextDelta,
 )
 from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.strategies.resume_plain import continue_by_text, stream_remainder_plain

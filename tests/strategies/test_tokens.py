@@ -16,11 +16,8 @@ import pytest
 
 from llm_spec import (
     ChatRequest,
-    DraftPiece,
-    DraftToken,
     Fallback,
     Fixed,
-    LookaheadPolicy,
     ProviderDraft,
     ReferenceDraft,
     Round,
@@ -29,20 +26,18 @@ from llm_spec import (
     SpeculativeFinish,
     SpeculativeResult,
     TextDelta,
-    TokenDraft,
-    TokenModel,
-    TokenSampler,
     UnsupportedError,
-    generate_events,
 )
-from llm_spec.contract.local import PassCosts
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.local import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
 from llm_spec.discovery import FeatureDiscovery
+from llm_spec.local import generate_events
 from llm_spec.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import CostAware, LookaheadController, RoundFeedback
+from llm_spec.tokens.lookahead import CostAware, LookaheadController, LookaheadPolicy, RoundFeedback
 
 STORY = "once upon a time, in a café, a quick brown fox jumped over 3 lazy dogs."
 Propose = Callable[[Sequence[int]], Iterator[DraftToken]]

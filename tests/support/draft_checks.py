@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from llm_spec import (
-    ChatRequest,
-    DraftPiece,
-    DraftToken,
-    TokenDrafter,
-)
-from llm_spec.contract.draft import DraftProvider
+from llm_spec import ChatRequest
+from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.contract.local import DraftToken, TokenDrafter
 from llm_spec.testing import ByteTokenizer, TableModel
 from llm_spec.tokens.sampling import FloatArray
 

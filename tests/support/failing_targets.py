@@ -7,15 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from llm_spec import (
-    Capabilities,
-    ChatRequest,
-    RetryPolicy,
-    SpeculativeConfig,
-    SpeculativeDecoder,
-    StreamEvent,
-    TransientError,
-)
+from llm_spec import ChatRequest, RetryPolicy, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TransientError
+from llm_spec.contract.chat import Capabilities
 from llm_spec.testing import ScriptedProvider
 
 __all__ = ["CONTINUES", "NO_WAIT", "OVERLOADED", "WORDS", "Failing", "plainly"]

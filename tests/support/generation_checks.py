@@ -7,26 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from llm_spec import (
-    ChatRequest,
-    DeviceRoundResult,
-    DraftToken,
-    Fixed,
-    Generation,
-    GenerationLimits,
-    LookaheadPolicy,
-    Sampling,
-    StreamEvent,
-    TokenDraft,
-    TokenDrafter,
-    TokenModel,
-    TokenSampler,
-    generate_events,
-)
+from llm_spec import ChatRequest, Fixed, Sampling, StreamEvent
+from llm_spec.contract.local import DeviceRoundResult, DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.generation import Generation, GenerationLimits
+from llm_spec.local import generate_events
 from llm_spec.testing import TableModel
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import LookaheadController
+from llm_spec.tokens.lookahead import LookaheadController, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 
 __all__ = [

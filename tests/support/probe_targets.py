@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ChatResponse,
-    DraftCapabilities,
-    DraftPiece,
     Finish,
     Sampling,
     SpeculativeConfig,
@@ -27,8 +24,8 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.chat import Capabilities, LlmProvider
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats

@@ -10,8 +10,6 @@ from typing import Any
 
 from llm_spec import (
     ChatRequest,
-    DraftCapabilities,
-    DraftPiece,
     Finish,
     ReferenceDraft,
     SpeculativeConfig,
@@ -21,7 +19,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llm_spec import SpeculativeResult, Tokenizer
+from llm_spec import SpeculativeResult
+from llm_spec.contract.local import Tokenizer
 
 __all__ = ["check_greedy_ids", "check_greedy_text", "check_one_text", "check_rows", "check_texts"]
 

@@ -11,10 +11,8 @@ from typing import cast
 import pytest
 
 from llm_spec import (
-    Capabilities,
     ChatRequest,
     ChatResponse,
-    DraftPiece,
     DraftProvider,
     Finish,
     ProviderDraft,
@@ -22,11 +20,11 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
-    TokenDraft,
-    TokenModel,
-    TokenSampler,
     Usage,
 )
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
 from llm_spec.testing import (
     ConformanceError,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from llm_spec import ChatRequest, ConfigError, DraftToken, Fixed, SpeculativeConfig, SpeculativeDecoder, open_draft
+from llm_spec import ChatRequest, ConfigError, Fixed, SpeculativeConfig, SpeculativeDecoder, open_draft
+from llm_spec.contract.local import DraftToken
 from llm_spec.testing import RANDOM_DRAFT, LocalProvider, RandomDraft, TableModel
 
 if TYPE_CHECKING:

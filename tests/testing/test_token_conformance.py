@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from llm_spec.testing import ByteTokenizer, CharTokenizer, ConformanceError, TableModel, check_token_model_conformance
 
 if TYPE_CHECKING:
-    from llm_spec import ChatRequest, TokenSession
+    from llm_spec import ChatRequest
+    from llm_spec.contract.local import TokenSession
 
 FloatArray = NDArray[np.floating[Any]]
 

@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_spec import CascadeDraft, Fixed, Generation, GenerationLimits, ProviderDraft
+from llm_spec import CascadeDraft, Fixed, ProviderDraft
 from llm_spec.contract.draft import DraftCapabilities
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.drafting import cascade, draft_worth
+from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.proposer import Proposer
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import RejectionAcceptance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from llm_spec import SampledToken
+from llm_spec.contract.endpoint import SampledToken
 from llm_spec_http.dialects.base import Body, PostJson, ServerDialect, make_continuation
 
 __all__ = ["LLAMACPP"]

@@ -30,7 +30,6 @@ from pydantic_ai.usage import UsageLimits
 
 from llm_spec import (
     AnswerDetail,
-    Capabilities,
     ChatRequest,
     Finish,
     Fixed,
@@ -47,6 +46,7 @@ from llm_spec import (
     TransientError,
     Usage,
 )
+from llm_spec.contract.chat import Capabilities
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 

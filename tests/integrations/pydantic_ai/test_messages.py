@@ -25,7 +25,8 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, Use
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from llm_spec import Capabilities, ChatRequest, Finish, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.chat import Capabilities
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
 from llm_spec.testing import ScriptedProvider
 
