@@ -105,5 +105,4 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.tokens.lookahead": "CostAware Ewma Fixed Threshold",
 }
 if not TYPE_CHECKING:
-    __all__, __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)
-    __all__ = sorted([*__all__, "__version__"])
+    __all__, __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE, "__version__")

@@ -10,12 +10,12 @@ __all__ = ["make_lazy_exports"]
 
 
 def make_lazy_exports(
-    package: str, names_by_module: Mapping[str, str]
+    package: str, names_by_module: Mapping[str, str], *own_names: str
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """The `__all__`, `__getattr__` and `__dir__` of a package that exports names of other modules.
 
-    `names_by_module`: what each module gives, separated by spaces. Type checkers read an `if TYPE_CHECKING` block that
-    imports the same names instead; a test compares the two.
+    `names_by_module`: what each module gives, separated by spaces. `own_names`: what the package has itself. Type
+    checkers read an `if TYPE_CHECKING` block that imports the same names instead; a test compares the two.
     """
     modules = {name: module for module, names in names_by_module.items() for name in names.split()}
     members = vars(sys.modules[package])
@@ -29,4 +29,4 @@ def make_lazy_exports(
     def list_member_names() -> list[str]:
         return sorted(members.keys() | modules.keys())
 
-    return sorted(modules), import_member, list_member_names
+    return sorted([*modules, *own_names]), import_member, list_member_names
