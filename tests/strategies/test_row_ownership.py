@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from scipy.stats import chi2
-from strategies.test_probe_sampling import LikelyDraft, MarkovTarget, sampled_text, triples_p_value
+from support.markov_targets import LikelyDraft, MarkovTarget, sampled_text, triples_p_value
 
 from llm_spec import ChatRequest, Sampling
 from llm_spec.contract.endpoint import SampledToken
