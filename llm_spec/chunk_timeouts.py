@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Generic, TypeVar
@@ -51,7 +51,7 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
         self._chunk_timeouts = chunk_timeouts
         self._items: AsyncIterator[T] | None = None
         self._began_s = 0.0
-        self._has_begun = False
+        self._read_next: Callable[[], Awaitable[T]] | None = None  # once it has begun
 
     async def __aenter__(self) -> AsyncIterator[T]:
         self._began_s = now()
@@ -64,17 +64,18 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
         return await self._opened.__aexit__(kind, error, traceback)
 
     def __anext__(self) -> Awaitable[T]:
-        if self._items is None:
-            raise RuntimeError("a stream can only be read inside its context")
-        if not self._has_begun:
-            return self._wait_for_first_item(self._items)
-        if self._chunk_timeouts.between_chunks_s is None:  # nearly always: nothing is put in between
-            return anext(self._items)
-        return self._chunk_timeouts.wait_at_most(anext(self._items), self._chunk_timeouts.between_chunks_s)
+        read_next = self._read_next
+        return self._wait_for_first_item() if read_next is None else read_next()
 
-    async def _wait_for_first_item(self, items: AsyncIterator[T]) -> T:
-        first_s = self._chunk_timeouts.first_chunk_s
+    async def _wait_for_first_item(self) -> T:
+        items = self._items
+        if items is None:
+            raise RuntimeError("a stream can only be read inside its context")
+        timeouts = self._chunk_timeouts
+        first_s = timeouts.first_chunk_s
         left_s = None if first_s is None else max(0.0, first_s - (now() - self._began_s))
-        item = await self._chunk_timeouts.wait_at_most(anext(items), left_s, first_s)
-        self._has_begun = True
+        item = await timeouts.wait_at_most(anext(items), left_s, first_s)
+        between_s, read_next = timeouts.between_chunks_s, items.__anext__
+        # nearly always nothing is put in between
+        self._read_next = read_next if between_s is None else lambda: timeouts.wait_at_most(read_next(), between_s)
         return item

@@ -45,11 +45,9 @@ class OpenCalls:
     def __init__(self, name: str) -> None:
         self.is_closed = False
         self._name: Final = name
-        self._lock: Final = threading.Lock()  # for what is weakly held: that cannot be listed while it changes
         self.under_way: Final[set[OpenCall]] = set()
-        self._responses: Final[weakref.WeakKeyDictionary[Closable, asyncio.AbstractEventLoop]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._responses: Final[dict[weakref.ref[Closable], asyncio.AbstractEventLoop]] = {}
+        self._lock: Final = threading.Lock()  # for the children: they cannot be listed while that changes
         self._children: Final[weakref.WeakSet[OpenCalls]] = weakref.WeakSet()
         self._closing: Final[set[asyncio.Task[None]]] = set()  # an event loop itself does not keep its tasks
 
@@ -70,11 +68,9 @@ class OpenCalls:
 
         Raises ClosedError where these were closed meanwhile, by another thread.
         """
-        with self._lock:
-            is_closed = self.is_closed
-            if not is_closed:
-                self._responses[response] = asyncio.get_running_loop()
-        if is_closed:
+        responses = self._responses
+        responses[weakref.ref(response, responses.pop)] = asyncio.get_running_loop()
+        if self.is_closed:  # after it can be found
             self._close_on_its_loop(response)
             raise self.make_ended_error()
         return response
@@ -106,7 +102,7 @@ class OpenCalls:
         for _ in range(2):  # a generator that its reader dropped is closed by a task that the event loop makes now
             await asyncio.sleep(0)
         with self._lock:
-            children, responses = list(self._children), list(self._responses.items())
+            children = list(self._children)
         for child in children:
             await child.aclose()
         for call in list(self.under_way):
@@ -114,7 +110,10 @@ class OpenCalls:
                 ended += call.end()
             else:
                 _call_on_loop(call.loop, call.end)
-        for response, its_loop in responses:
+        for reference, its_loop in self._responses.copy().items():
+            response = reference()
+            if response is None:
+                continue
             if its_loop is loop:
                 await _close_quietly(response)
             else:
@@ -138,30 +137,18 @@ class OpenCall:
     closed there.
     """
 
-    __slots__ = (
-        "_calls",
-        "_cancelled_reader",
-        "_first_reader",
-        "_generator",
-        "_left",
-        "_num_cancelling",
-        "loop",
-        "partial_text",
-        "reader",
-        "resume",
-    )
+    partial_text = ""  # the error's, where that has none
+    reader: asyncio.Task[Any] | None = None
+    _generator: weakref.ref[AsyncGenerator[Any]] | None = None
+    _first_reader: asyncio.Task[Any] | None = None
+    _num_cancelling = 0  # of the first reader, when it came
+    _cancelled_reader: asyncio.Task[Any] | None = None
+    _left: asyncio.Future[None] | None = None
 
     def __init__(self, calls: OpenCalls) -> None:
         self._calls = calls
         self.loop = get_asyncio_loop()
-        self.reader: asyncio.Task[Any] | None = None
         self.resume: Callable[[], asyncio.Task[Any] | None] = partial(asyncio.current_task, self.loop)
-        self.partial_text = ""  # the error's, where that has none
-        self._generator: weakref.ref[AsyncGenerator[Any]] | None = None
-        self._first_reader: asyncio.Task[Any] | None = None
-        self._num_cancelling = 0  # of the first reader, when it came
-        self._cancelled_reader: asyncio.Task[Any] | None = None
-        self._left: asyncio.Future[None] | None = None
 
     def attach(self, generator: AsyncGenerator[T]) -> AsyncGenerator[T]:
         """Between two items of this generator nobody waits; gives it back."""
@@ -169,20 +156,21 @@ class OpenCall:
         return generator
 
     def __enter__(self) -> Self:
-        self.reader = self._first_reader = self.resume()
-        self._num_cancelling = 0 if self.reader is None else self.reader.cancelling()
+        self.reader = self._first_reader = reader = self.resume()
+        if reader is not None:
+            self._num_cancelling = reader.cancelling()
         self._calls.under_way.add(self)
-        try:
-            self._calls.check_open()  # after it can be found: another thread may be closing
-        except ClosedError:
+        if self._calls.is_closed:  # after it can be found: another thread may be closing
             self._leave()
-            raise
+            self._calls.check_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave()
+        if error is None and self._cancelled_reader is None:  # nearly always
+            return
         if isinstance(error, ClosedError):
             error.partial_text = error.partial_text or self.partial_text
         ended = self.explain(error)
@@ -219,8 +207,9 @@ class OpenCall:
 
     def _leave(self) -> None:
         self._calls.under_way.discard(self)
-        if self._left is not None and not self._left.done():
-            self._left.set_result(None)
+        left = self._left
+        if left is not None and not left.done():
+            left.set_result(None)
 
     def _raise_ended(self) -> NoReturn:
         raise self._calls.make_ended_error()

@@ -214,7 +214,10 @@ class EncodedDraft:
         pairs = zip(self._early_ids, token_ids, strict=False)
         num_agreed = next((at for at, (own, drafted) in enumerate(pairs) if own != drafted), shared)
         self._num_agreed += num_agreed
+        if num_agreed:
+            self._shared_vocabulary.add_confirmed_token(is_right=True)
         if num_agreed < shared:
+            self._shared_vocabulary.add_confirmed_token(is_right=False)
             self._num_different += 1
             self.is_wrong = True
             return

@@ -407,14 +407,19 @@ def test_ids_of_another_vocabulary_are_never_believed(offset: int) -> None:
     assert "".join(endpoint.texts) == "".join(WORDS)
 
 
-async def read_one_token(bench: Bench, token_id: int) -> None:
-    """The draft's next token is compared with the target's."""
+async def judge_one_token(bench: Bench, token_id: int, *, is_draft_late: bool = False) -> None:
+    """The draft's first token is compared with the target's."""
     bench.guess.restart("", 1000)
+    if is_draft_late:
+        bench.guess.confirm_token(token_id)
+        await bench.until(lambda: bench.guess.is_wrong)
+        return
     await bench.until(lambda: bool(bench.guess.ids))
     bench.guess.confirm_token(token_id)
 
 
-def test_a_draft_that_gets_another_vocabulary_is_found_out() -> None:
+@pytest.mark.parametrize("is_draft_late", [False, True])
+def test_a_draft_that_gets_another_vocabulary_is_found_out(*, is_draft_late: bool) -> None:
     """Another model at the same address: its ids are believed until 16 of the target's tokens contradict them."""
     draft, endpoint = Family(WORDS), Words(0.001)
 
@@ -423,7 +428,7 @@ def test_a_draft_that_gets_another_vocabulary_is_found_out() -> None:
         draft.offset = 1
         for _ in range(16):
             assert bench.shared_vocabulary.is_believed
-            await read_one_token(bench, ord(" "))
+            await judge_one_token(bench, ord(" "), is_draft_late=is_draft_late)
             assert bench.guess.is_wrong
         await read_all_words(bench)
 
@@ -438,7 +443,7 @@ def test_a_draft_that_is_often_wrong_is_still_believed() -> None:
         await read_all_words(bench)
         num_encoded = len(endpoint.texts)
         for number in range(100):
-            await read_one_token(bench, ord(" " if number % 10 == 0 else "x"))
+            await judge_one_token(bench, ord(" " if number % 10 == 0 else "x"))
         assert len(endpoint.texts) == num_encoded
 
     run(Family(WORDS), endpoint, body)
