@@ -4,9 +4,9 @@
         --chat-template benchmarks/hermes_template.jinja [--enable-scale-out] \\
         [--reasoning-parser olmo3 --default-chat-template-kwargs '{"thinks": true}']
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 [--kind tools|reasoning] [--eager]
-        [--strategies race probe score] [--drafts lookup suffix prediction vllm:m@http://127.0.0.1:8001/v1]
+        [--strategies race] [--drafts lookup suffix prediction vllm:m@http://127.0.0.1:8001/v1]
         [--constrained]
-    python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 --samples 300 --strategies race probe
+    python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 --samples 300
 
 `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every contender are compared
 with the chat endpoint's own greedy answer, streamed. Contenders rotate, and a request is answered by all of them before
@@ -423,7 +423,7 @@ def main() -> None:
     parser.add_argument("--url", required=True, help="ends in /v1")
     parser.add_argument("--model", default="m")
     parser.add_argument("--kind", choices=("tools", "reasoning"), default="tools")
-    parser.add_argument("--strategies", nargs="+", default=["race", "probe", "score"])
+    parser.add_argument("--strategies", nargs="+", default=["race"])
     parser.add_argument("--drafts", nargs="+", default=["lookup", "suffix"])
     parser.add_argument("--example", default=EXAMPLE, help="an answer with reasoning, as the model is to write them")
     parser.add_argument("--requests", type=int, default=50)

@@ -69,6 +69,13 @@ class StrategyPlanner:
         self._since_plain = 0 if plan.name == PLAIN.name else self._since_plain + 1
         return plan
 
+    def find_reason_not_paid(self, name: str) -> PlainReason | None:
+        """Why a strategy was not worth more than plain so far; None: it was."""
+        if self._get_value_ratio(name) >= _MIN_VALUE_RATIO:
+            return None
+        record = self._strategy_records.get(name)
+        return "not_measured" if record is None or not record.value_ratio.count else "not_worthwhile"
+
     def choose_named_or_baseline(self, name: str, baseline_every: int) -> PlannerChoice:
         """The same for a strategy that the caller has named: plain for a baseline alone."""
         is_first = not self.baseline.num_answers and self._since_plain > 0

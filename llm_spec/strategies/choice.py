@@ -109,24 +109,42 @@ def _may_read_message(strategy: StrategyEntry, context: StrategyContext) -> bool
 
 
 def _may_be_put_together(request: ChatRequest, strategy: StrategyEntry) -> bool:
-    refusal = find_multi_call_refusal(request, writes_raw_text=True, keeps_constraints=strategy.keeps_constraints)
+    refusal = find_multi_call_refusal(request, writes_raw_text=True, keeps_constraints=strategy.reads_messages)
     return refusal is None
 
 
+def _find_reason_not_to_read(
+    strategy: StrategyEntry, context: StrategyContext, planner: StrategyPlanner | None
+) -> StrategyChoice | None:
+    """Plain, where an answer that may be more than text cannot be read, or for `auto` has shown no gain; else None."""
+    if not strategy.reads_messages:
+        return _make_plain_choice("request", f"its answer may be more than text, which {strategy.name} cannot read")
+    can = context.target.capabilities
+    parts = find_message_parts(context.request, separates_reasoning=can.separates_reasoning)
+    if "form_after_reasoning" in parts and not can.separates_reasoning:
+        return _make_plain_choice("request", "the server constrains all of the answer, which no reasoning comes before")
+    not_paid = None if planner is None else planner.find_reason_not_paid(strategy.name)
+    return None if not_paid is None else _make_plain_choice(not_paid)
+
+
 async def _find_missing_message_parser(
-    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
+    strategy: StrategyEntry,
+    context: StrategyContext,
+    discovery: FeatureDiscovery,
+    planner: StrategyPlanner | None = None,
 ) -> StrategyChoice | None:
     """Plain, while it is not known what the target's answers are beside text, or if nobody can tell; None: it is known.
 
-    That is found out of its answers to such requests.
+    That is found out of its answers to such requests, for `auto` (with its `planner`) where text was faster before.
     """
+    plain = _find_reason_not_to_read(strategy, context, planner)
+    if plain is not None:
+        return plain
     target, feature = context.target, strategy.discoverable_features[0]
     has_tried_feature = await discovery.has_tried_or_start_trial(feature)
     has_tried_parser = await discovery.has_tried_or_start_trial("message_parser")
     can = target.capabilities
     parts = find_message_parts(context.request, separates_reasoning=can.separates_reasoning)
-    if "form_after_reasoning" in parts and not can.separates_reasoning:
-        return _make_plain_choice("request", "the server constrains all of the answer, which no reasoning comes before")
     if not _has_feature(can, feature):
         if has_tried_feature:
             return _make_plain_choice("target", f"target {target.name} does not take token ids")
@@ -220,7 +238,7 @@ async def _find_reason_to_wait(
     if not all([await discovery.has_tried_or_start_trial(feature) for feature in features]):
         return _make_plain_choice("discovery")
     reading = next((strategy for strategy in candidates if _may_read_message(strategy, context)), None)
-    return None if reading is None else await _find_missing_message_parser(reading, context, discovery)
+    return None if reading is None else await _find_missing_message_parser(reading, context, discovery, planner)
 
 
 def _choose_local_strategy(candidates: list[StrategyEntry], context: StrategyContext) -> StrategyChoice:
@@ -257,6 +275,8 @@ def _make_plain_choice(reason: PlainReason, detail: str | None = None) -> Strate
 
 def _prepare_if_exact(strategy: StrategyEntry, context: StrategyContext) -> ReadyStrategy | Refusal:
     """The same for `auto`, which wants the target's own tokens besides."""
+    if _may_read_message(strategy, context) and not strategy.reads_messages:
+        return Refusal("the answer may be more than text")
     prepared = _load_prepare_function(strategy)(context)
     if isinstance(prepared, ReadyStrategy) and prepared.text_guarantee.guarantee != "exact":
         name = context.target.name

@@ -23,7 +23,7 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
         return Refusal("there is no draft")
     if endpoint is None:
         return Refusal(f"target {context.target.name} does not take token ids")
-    refusal = find_multi_call_refusal(context.request, writes_raw_text=context.writes_raw_text)
+    refusal = find_multi_call_refusal(context.request)
     if refusal is not None:
         return Refusal(refusal)
     return ReadyStrategy(TextGuarantee("exact", same_text=False), partial(_open_probe_rounds, context, draft, endpoint))

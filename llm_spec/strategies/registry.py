@@ -68,7 +68,8 @@ class StrategyEntry:
     reports_drafts: whether its rounds tell of all that was drafted.
     only_measures: it compares the draft with the target's own answer, and never makes that faster.
     is_read_from_scores: the text that its rounds confirm is read off scores; the target does not write it.
-    keeps_constraints: what a server's constrained decoding holds to a form, it leaves to one call.
+    reads_messages: its answers may be more than text, calls of tools and reasoning, where the server has a message
+        parser; what constrained decoding holds to a form it leaves to one call.
     simulation: how `llm-spec plan` models the target: local `steps` by arithmetic, several `streams`, `batches` of
         prefixes, one `chat` request, or a chat that is shown `sentences`. None: it is not planned.
     """
@@ -84,7 +85,7 @@ class StrategyEntry:
     reports_drafts: bool = True
     only_measures: bool = False
     is_read_from_scores: bool = False
-    keeps_constraints: bool = False
+    reads_messages: bool = False
     simulation: Simulation | None = None
 
     def __post_init__(self) -> None:
@@ -145,7 +146,7 @@ _BUILTIN: Final = (
         auto=True,
         target="server",
         needs=("token_endpoint", "continue_prefix"),
-        keeps_constraints=True,
+        reads_messages=True,
         simulation="streams",
     ),
     StrategyEntry(

@@ -37,9 +37,7 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
         return Refusal("there is no draft")
     if endpoint is None or scorer is None:
         return Refusal(f"target {context.target.name} does not score given tokens")
-    refusal = find_multi_call_refusal(request, writes_raw_text=context.writes_raw_text) or _find_sampling_refusal(
-        request.sampling, scorer.max_top
-    )
+    refusal = find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
     if refusal is not None:
         return Refusal(refusal)
     return ReadyStrategy(

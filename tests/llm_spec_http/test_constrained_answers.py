@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from planted_faults import planted
-from support.message_answers import answer, answer_plain, ask, message, opened, speculate
+from support.message_answers import answer, answer_plain, ask, learn_worth, message, opened, speculate
 from support.message_server import DRAWN, MessageServer, call
 from support.probe_targets import TextDraft
 
@@ -236,9 +236,9 @@ async def test_an_answer_that_is_cut_is_cut_as_chats(max_tokens: int) -> None:
 
 @pytest.mark.parametrize("strategy", ["probe", "score"])
 async def test_rows_are_refused_where_an_answer_is_constrained(strategy: str) -> None:
-    """A row is one token of a request of its own, of which the next one's constraint would know nothing."""
+    """They write text alone."""
     async with opened(MessageServer(dict(ANSWERS), constrains=True)) as target:
-        with pytest.raises(UnsupportedError, match="grammar"):
+        with pytest.raises(UnsupportedError, match="sets tools"):
             await answer(target, strategy, ReferenceDraft(WORDS), ask("calls", tools=STRICT))
 
 
@@ -248,6 +248,8 @@ async def test_auto_speculates_with_strict_tools() -> None:
             ReferenceDraft(write_as_constrained(ANSWERS["calls"])), target, SpeculativeConfig(baseline_every=0)
         )
         plain = await answer_plain(target, ask("calls", tools=STRICT))
+        await decoder.decode(ask("calls", tools=STRICT))  # of the target alone
+        learn_worth(decoder, 1.5)
         results = [await decoder.decode(ask("calls", tools=STRICT)) for _ in range(6)]
         assert {message(result) for result in results} == {message(plain)}
         assert "race" in {result.strategy for result in results}

@@ -14,7 +14,7 @@ import pytest
 from llm_spec_http import HttpProvider
 from llm_spec_http.messages import _has_broken_call
 from planted_faults import planted
-from support.message_answers import answer, answer_plain, ask, message, opened, speculate
+from support.message_answers import answer, answer_plain, ask, learn_worth, message, opened, speculate
 from support.message_server import DRAWN, END, MessageServer, call
 from support.probe_targets import Patient
 
@@ -60,29 +60,26 @@ ANSWERS = {
     "thought and call": f"<think>The user wants a file.</think>{ONE}",
     "thought and text": "<think>Two and two are four, as all who count know.</think>It is four, as far as I know.",
 }
-STRATEGIES = ("race", "probe", "score")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("question", ANSWERS)
-async def test_the_message_is_chats_own(strategy: str, question: str) -> None:
+async def test_the_message_is_chats_own(question: str) -> None:
     """Whatever the draft is worth; the calls' arguments byte for byte."""
     async with opened(MessageServer(dict(ANSWERS), reasons=True), taught_by=("thought",)) as target:
         plain = await answer_plain(target, ask(question))
         for text in (ANSWERS[question], ANSWERS[question].replace("path", "file"), "nothing of the kind"):
-            result = await answer(target, strategy, ReferenceDraft(text), ask(question))
+            result = await answer(target, "race", ReferenceDraft(text), ask(question))
             assert (message(result), result.fallbacks) == (message(plain), ())
-            assert result.strategy == strategy
+            assert result.strategy == "race"
             if text == ANSWERS[question] and question == "long":
                 assert result.stats.num_accepted_draft_tokens > 20
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_what_is_streamed_is_the_message(strategy: str) -> None:
+async def test_what_is_streamed_is_the_message() -> None:
     """Piece by piece, text before a call, each call with one id; finish reason and usage are chat's own."""
     async with opened(MessageServer(dict(ANSWERS))) as target:
         plain = await answer_plain(target, ask("two"))
-        decoder = speculate(target, strategy, ReferenceDraft(TWO))
+        decoder = speculate(target, "race", ReferenceDraft(TWO))
         pieces = Counter[str]()
         ids: dict[int, set[str]] = {0: set(), 1: set()}
         content, arguments = "", {0: "", 1: ""}
@@ -111,30 +108,28 @@ async def test_what_is_streamed_is_the_message(strategy: str) -> None:
         assert finish.result.usage.answer_tokens == plain.usage.output_tokens
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("max_tokens", [1, 7, 20, 37, 60])
-async def test_an_answer_that_is_cut(strategy: str, max_tokens: int) -> None:
+async def test_an_answer_that_is_cut(max_tokens: int) -> None:
     """In a mark, a name, an argument: as chat cuts it."""
     async with opened(MessageServer(dict(ANSWERS))) as target:
         request = ask("two", max_tokens=max_tokens)
         plain = await answer_plain(target, request)
-        result = await answer(target, strategy, ReferenceDraft(TWO), request)
+        result = await answer(target, "race", ReferenceDraft(TWO), request)
         assert (message(result), result.stopped_by) == (message(plain), plain.stopped_by)
         assert result.usage is not None
         assert result.usage.answer_tokens == max_tokens
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_reasoning_without_tools(strategy: str) -> None:
+async def test_reasoning_without_tools() -> None:
     """A server that takes reasoning out of every answer; before that is known, and after."""
     thought = "<think>Two and two are four, as everybody knows who can count.</think>It is four, as far as I know."
     async with opened(MessageServer({"sum": thought}, reasons=True), taught_by=()) as target:
         request = ask("sum", tools=())
         plain = await answer_plain(target, request)
         assert plain.reasoning.startswith("Two and two")
-        results = [await answer(target, strategy, ReferenceDraft(thought), request) for _ in range(4)]
+        results = [await answer(target, "race", ReferenceDraft(thought), request) for _ in range(4)]
         assert {message(result) for result in results} == {message(plain)}
-        assert results[-1].strategy == strategy
+        assert results[-1].strategy == "race"
         assert results[-1].stats.num_accepted_draft_tokens > 5
         assert results[-1].fallbacks == ()
 
@@ -143,11 +138,11 @@ DRAW = call("add", json.dumps({"a": [0, 0, 0, "#"] * 6}).replace('"#"', "#"))
 LIKELY = 10.6  # of a chi-square with 2 degrees of freedom: one in 200 is above it; every run draws the same
 
 
-async def chi_square_of_drawn_digits(strategy: str, *, num_decoders: int = 1) -> float:
+async def chi_square_of_drawn_digits(num_decoders: int = 1) -> float:
     """Of the digits that are drawn in an argument, with a draft that says that each is a 1."""
     async with opened(MessageServer({"one": ONE, "draw": DRAW}, token_s=0.01)) as target:
         draft = ReferenceDraft(DRAW.replace("#", "1"))
-        decoders = [speculate(target, strategy, draft) for _ in range(num_decoders)]
+        decoders = [speculate(target, "race", draft) for _ in range(num_decoders)]
         request = ask("draw", temperature=1.0, max_tokens=150)
         results = [await decoder.decode(request) for decoder in decoders for _ in range(40)]
     assert sum(result.stats.num_accepted_draft_tokens for result in results) > len(results)
@@ -158,26 +153,23 @@ async def chi_square_of_drawn_digits(strategy: str, *, num_decoders: int = 1) ->
     return sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
 
 
-@pytest.mark.parametrize("strategy", ["race", "probe"])
-async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
+async def test_a_sampled_call_has_chats_own_distribution() -> None:
     """Whatever the draft says; the next test shows that it would be seen."""
-    assert await chi_square_of_drawn_digits(strategy) < LIKELY
+    assert await chi_square_of_drawn_digits() < LIKELY
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["race", "probe"])
-async def test_a_draft_that_is_preferred_where_it_is_right_is_noticed(strategy: str) -> None:
+async def test_a_draft_that_is_preferred_where_it_is_right_is_noticed() -> None:
     """The statistic of one decoder is 7 to 23 with `race`, and may hide it."""
-    with planted(strategy):
-        assert await chi_square_of_drawn_digits(strategy, num_decoders=8) > LIKELY
+    with planted("race"):
+        assert await chi_square_of_drawn_digits(num_decoders=8) > LIKELY
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_server_that_does_not_read_its_tokens(strategy: str) -> None:
+async def test_a_server_that_does_not_read_its_tokens() -> None:
     """Without `--enable-scale-out`: plain, and the reason is told; nothing is asked again for a while."""
     async with opened(MessageServer(dict(ANSWERS), derender_status=403)) as target:
         assert target.capabilities.message_parser is None
-        result = await answer(target, strategy, ReferenceDraft(TWO), ask("two"))
+        result = await answer(target, "race", ReferenceDraft(TWO), ask("two"))
         assert (result.strategy, result.plain_reason) == ("plain", "target")
         assert "no message parser" in (result.plain_detail or "")
         assert result.fallbacks == ()
@@ -196,7 +188,7 @@ async def test_a_server_that_does_not_read_its_tokens(strategy: str) -> None:
 async def test_a_parser_that_differs_from_chat_is_not_believed(server: MessageServer) -> None:
     """It reads an answer otherwise, or chat's answers are held by a grammar."""
     async with opened(server) as target:
-        result = await answer(target, "probe", ReferenceDraft(TWO), ask("two"))
+        result = await answer(target, "race", ReferenceDraft(TWO), ask("two"))
         assert (result.strategy, result.plain_reason) == ("plain", "target")
 
 
@@ -204,22 +196,21 @@ async def test_a_parser_that_loses_what_comes_at_once_is_not_believed() -> None:
     """As vLLM's of OLMo 3: of reasoning and text in one piece it gives the reasoning, and waits for another piece."""
     server = MessageServer(dict(ANSWERS), reasons=True, loses_rest=True)
     async with opened(server, taught_by=("thought and text",)) as target:
-        result = await answer(target, "probe", ReferenceDraft(THOUGHT), ask("thought"))
+        result = await answer(target, "race", ReferenceDraft(THOUGHT), ask("thought"))
         assert (result.strategy, result.plain_reason) == ("plain", "target")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_what_a_parser_loses_later_is_found_at_the_end(strategy: str) -> None:
+async def test_what_a_parser_loses_later_is_found_at_the_end() -> None:
     """The answer by which it was tried had no text that could be lost. This one is whole; later ones are plain."""
     server = MessageServer(dict(ANSWERS), reasons=True, loses_rest=True)
     async with opened(server, taught_by=("thought and call",)) as target:
         request = ask("thought and text")
         plain = await answer_plain(target, request)
         draft = ReferenceDraft(ANSWERS["thought and text"])
-        result = await answer(target, strategy, draft, request)
-        assert (message(result), result.strategy, result.fallbacks) == (message(plain), strategy, ())
+        result = await answer(target, "race", draft, request)
+        assert (message(result), result.strategy, result.fallbacks) == (message(plain), "race", ())
         assert result.stats.num_accepted_draft_tokens > 0
-        after = await answer(target, strategy, draft, request)
+        after = await answer(target, "race", draft, request)
         assert (message(after), after.plain_reason) == (message(plain), "target")
 
 
@@ -236,8 +227,8 @@ async def test_answers_are_read_token_by_token_only_where_something_may_be_lost(
         for name, value in change.items():
             setattr(server, name, value)
         before = server.paths["/v1/chat/completions/derender"]
-        result = await answer(target, "probe", ReferenceDraft(TWO), ask("two"))
-        assert (message(result), result.strategy, result.fallbacks) == (message(plain), "probe", ())
+        result = await answer(target, "race", ReferenceDraft(TWO), ask("two"))
+        assert (message(result), result.strategy, result.fallbacks) == (message(plain), "race", ())
         num_derenders = server.paths["/v1/chat/completions/derender"] - before
         assert (num_derenders > 50) == is_by_token
         assert target.capabilities.message_parser is not None
@@ -246,14 +237,13 @@ async def test_answers_are_read_token_by_token_only_where_something_may_be_lost(
 async def test_answers_without_a_call_teach_nothing() -> None:
     async with opened(MessageServer(dict(ANSWERS)), taught_by=("text", "text")) as target:
         assert target.capabilities.message_parser is None
-        result = await answer(target, "probe", ReferenceDraft(ONE), ask("one"))
+        result = await answer(target, "race", ReferenceDraft(ONE), ask("one"))
         assert result.plain_reason == "discovery"
-        assert (await answer(target, "probe", ReferenceDraft(ONE), ask("one"))).strategy == "probe"
+        assert (await answer(target, "race", ReferenceDraft(ONE), ask("one"))).strategy == "race"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("flaw", ["lost", "corrupt"])
-async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
+async def test_a_parser_that_is_lost_midway(flaw: str) -> None:
     """The answer goes on from chat, without a piece twice or lost; said once, and plain from then on."""
     server = MessageServer(dict(ANSWERS))
     async with opened(server) as target:
@@ -262,32 +252,30 @@ async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
             server.num_derenders_left = 1
         else:
             server.corrupts = True
-        result = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
+        result = await answer(target, "race", ReferenceDraft(ANSWERS["both"]), ask("both"))
         assert message(result) == message(plain)
         assert len(result.fallbacks) == 1
-        after = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
+        after = await answer(target, "race", ReferenceDraft(ANSWERS["both"]), ask("both"))
         assert (message(after), after.plain_reason, after.fallbacks) == (message(plain), "target", ())
         assert server.num_open == 0
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("question", ["one", "text", "both"])
-async def test_a_draft_that_goes_on_after_the_end(strategy: str, question: str) -> None:
+async def test_a_draft_that_goes_on_after_the_end(question: str) -> None:
     """What copies from a prompt has the mark that ends an answer in it, and what follows there."""
     rest = f"{END}\nuser and so on, and so on, and so on, as it was before\nand once more, as it was before\n"
     async with opened(MessageServer(dict(ANSWERS))) as target:
         plain = await answer_plain(target, ask(question))
-        result = await answer(target, strategy, ReferenceDraft(ANSWERS[question] + rest), ask(question))
+        result = await answer(target, "race", ReferenceDraft(ANSWERS[question] + rest), ask(question))
         assert (message(result), result.fallbacks) == (message(plain), ())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_chat_that_tells_several_tokens_at_once(strategy: str) -> None:
+async def test_a_chat_that_tells_several_tokens_at_once() -> None:
     """What it makes of them is told with the last of them; an answer may be ahead of it from any of them on."""
     async with opened(MessageServer(dict(ANSWERS), tokens_per_chunk=3)) as target:
         for question in ("two", "both", "unicode"):
             plain = await answer_plain(target, ask(question))
-            result = await answer(target, strategy, ReferenceDraft(ANSWERS[question]), ask(question))
+            result = await answer(target, "race", ReferenceDraft(ANSWERS[question]), ask(question))
             assert (message(result), result.fallbacks) == (message(plain), ())
 
 
@@ -390,13 +378,12 @@ async def read_chat_ids(endpoint: TokenEndpoint, request: ChatRequest, at_least:
     return ids
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_no_answer_fails_for_the_text_of_its_tokens(strategy: str) -> None:
+async def test_no_answer_fails_for_the_text_of_its_tokens() -> None:
     """Only drafts need it."""
     server = MessageServer(dict(ANSWERS))
     async with opened(server) as target:
         server.detokenize_status = 500
-        result = await answer(target, strategy, ReferenceDraft("nothing of the kind"), ask("unicode"))
+        result = await answer(target, "race", ReferenceDraft("nothing of the kind"), ask("unicode"))
         assert message(result) == message(await answer_plain(target, ask("unicode")))
         assert not result.retries
 
@@ -417,12 +404,11 @@ async def test_what_was_sampled_and_shown_is_not_written_anew() -> None:
         assert len(result.retries) == 1
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_leaving_in_the_middle_of_a_call_closes_everything(strategy: str) -> None:
+async def test_leaving_in_the_middle_of_a_call_closes_everything() -> None:
     server = MessageServer(dict(ANSWERS), token_s=0.01)
     async with opened(server) as target:
         before = asyncio.all_tasks()
-        decoder = speculate(target, strategy, ReferenceDraft(ANSWERS["long"]))
+        decoder = speculate(target, "race", ReferenceDraft(ANSWERS["long"]))
         async with decoder.stream(ask("long")) as events:
             async for event in events:
                 if isinstance(event, ToolCallDelta) and event.arguments:
@@ -446,8 +432,36 @@ async def test_what_a_server_holds_to_a_form_stays_plain(options: dict[str, Any]
     request = ask("two", **options)
     async with opened(MessageServer(dict(ANSWERS))) as target:
         auto = SpeculativeDecoder(ReferenceDraft(TWO), target, SpeculativeConfig())
+        learn_worth(auto, 1.5)
         *_, last = [await auto.decode(request) for _ in range(4)]
         assert (last.strategy, last.plain_reason) == ("plain", "request")
+
+
+async def test_auto_reads_messages_where_a_race_has_paid() -> None:
+    """For text. Before that nothing is tried, nor where it did not pay."""
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server, taught_by=()) as target:
+        auto = SpeculativeDecoder(ReferenceDraft(TWO), target, SpeculativeConfig(baseline_every=0))
+        plain = message(await answer_plain(target, ask("two")))
+        for value_ratio, reason in ((None, "not_measured"), (0.9, "not_worthwhile")):
+            if value_ratio is not None:
+                learn_worth(auto, value_ratio)
+            *_, last = [await auto.decode(ask("two")) for _ in range(3)]
+            assert (message(last), last.strategy, last.plain_reason) == (plain, "plain", reason)
+        assert server.paths["/v1/chat/completions/derender"] == 0
+        learn_worth(auto, 1.5)
+        results = [await auto.decode(ask("two")) for _ in range(3)]
+        assert {message(result) for result in results} == {plain}
+        assert [result.strategy for result in results] == ["plain", "race", "race"]
+        assert results[0].plain_reason == "discovery"
+
+
+@pytest.mark.parametrize("strategy", ["probe", "score"])
+async def test_other_strategies_read_no_messages(strategy: str) -> None:
+    async with opened(MessageServer(dict(ANSWERS))) as target:
+        plain = await answer_plain(target, ask("two"))
+        result = await answer(target, strategy, ReferenceDraft(TWO), ask("two"))
+        assert (message(result), result.strategy, result.plain_reason) == (message(plain), "plain", "request")
 
 
 async def test_nothing_is_asked_of_a_parser_while_chat_is_ahead() -> None:
@@ -455,7 +469,7 @@ async def test_nothing_is_asked_of_a_parser_while_chat_is_ahead() -> None:
     server = MessageServer(dict(ANSWERS))
     async with opened(server) as target:
         server.paths.clear()
-        await answer(target, "probe", ReferenceDraft("nothing of the kind"), ask("two"))
+        await answer(target, "race", ReferenceDraft("nothing of the kind"), ask("two"))
         assert server.paths["/v1/chat/completions/derender"] == 0
 
 

@@ -72,13 +72,12 @@ async def answer_all(
     return [await decoder.decode(request) for request in requests]
 
 
-@pytest.mark.parametrize("strategy", ["race", "probe", "score"])
-async def test_vllm_calls_what_it_calls_alone(vllm_with_parser: str, strategy: StrategyName) -> None:
+async def test_vllm_calls_what_it_calls_alone(vllm_with_parser: str) -> None:
     target = HttpProvider("chat", base_url=vllm_with_parser, dialect=DIALECTS["vllm"])
     try:
-        await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
+        await target.discover("token_endpoint")
         plain = await answer_all(target, "plain")
-        speculated = await answer_all(target, strategy)
+        speculated = await answer_all(target, "race")
         assert [message(result) for result in speculated] == [message(result) for result in plain]
         assert sum(bool(result.tool_calls) for result in plain) >= 4
         assert sum(result.stats.num_accepted_draft_tokens > 0 for result in speculated) >= 3
@@ -120,17 +119,14 @@ async def test_a_vllm_without_the_endpoint_stays_plain(vllm_without_parser: str)
         await target.aclose()
 
 
-@pytest.mark.parametrize("strategy", ["race", "probe", "score"])
-async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(
-    vllm_with_parser: str, strategy: StrategyName
-) -> None:
-    """Of an answer, its streams and its rows; by the server's own count."""
+async def test_leaving_in_the_middle_of_a_call_leaves_nothing_running(vllm_with_parser: str) -> None:
+    """Of an answer and its streams; by the server's own count."""
     peer = Peer("vllm", vllm_with_parser, "chat", "vllm:num_requests_running", "vllm:generation_tokens_total")
     target = peer.open()
     try:
-        await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
-        await answer_all(target, strategy, REQUESTS[:4])
-        decoder = open_decoder(target, SuffixDraft(), strategy, is_eager=True)
+        await target.discover("token_endpoint")
+        await answer_all(target, "race", REQUESTS[:4])
+        decoder = open_decoder(target, SuffixDraft(), "race", is_eager=True)
         num_left_within = 0
         for request in REQUESTS:
             async with decoder.stream(replace(request, max_tokens=400)) as events:

@@ -10,10 +10,11 @@ from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.planner import _StrategyPerformance
 from support.message_server import MessageServer, serving_messages
 from support.probe_targets import Patient
 
-__all__ = ["TOOLS", "answer", "answer_plain", "ask", "message", "opened", "speculate"]
+__all__ = ["TOOLS", "answer", "answer_plain", "ask", "learn_worth", "message", "opened", "speculate"]
 
 TOOLS = [
     {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}},
@@ -39,7 +40,7 @@ async def opened(server: MessageServer, *, taught_by: Sequence[str] = ("one",)) 
         try:
             for feature in ("token_endpoint", "token_scorer"):
                 await target.discover(feature)
-            learner = SpeculativeDecoder(ReferenceDraft("nothing"), target, SpeculativeConfig(strategy="probe"))
+            learner = SpeculativeDecoder(ReferenceDraft("nothing"), target, SpeculativeConfig(strategy="race"))
             for question in taught_by:
                 await learner.decode(ask(question))
             yield target
@@ -54,6 +55,13 @@ async def answer(target: HttpProvider, strategy: str, draft: DraftProvider, requ
 async def answer_plain(target: HttpProvider, request: ChatRequest) -> SpeculativeResult:
     config = SpeculativeConfig(strategy="plain", stream_always=True)
     return await SpeculativeDecoder(None, target, config).decode(request)
+
+
+def learn_worth(decoder: SpeculativeDecoder, value_ratio: float) -> None:
+    """As if answers by `race` had been so many times as fast as plain ones."""
+    record = _StrategyPerformance(num_trials=2)
+    record.value_ratio.update(value_ratio)
+    decoder._planner._strategy_records["race"] = record
 
 
 def speculate(target: HttpProvider, strategy: str, draft: DraftProvider) -> SpeculativeDecoder:
