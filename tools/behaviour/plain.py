@@ -237,7 +237,7 @@ _EVENTS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
     chat.Round: ("round", round_of),
     chat.TargetStreamReport: ("target stream", _stream),
     chat.LocalTimings: ("local times", _times),
-    chat.Fallback: ("fallback", lambda event: [event.is_refusal, words_of(event.reason)]),
+    chat.Fallback: ("fallback", lambda event: [event.cause, words_of(event.reason)]),
     chat.Retry: ("retry", lambda event: [event.wait_s, event.is_continued, words_of(event.reason)]),
     chat.GuaranteeWeakened: ("weakened", lambda event: [event.guarantee, words_of(event.reason)]),
     chat.Finish: ("finish", _finish),
