@@ -9,25 +9,27 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 import llm_spec as ls
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.registry import StrategyEntry, register_strategy
 from llm_spec.testing import ScriptedProvider
 
 
-def prepare(context: ls.StrategyContext) -> ls.ReadyStrategy | ls.Refusal:
+def prepare(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any target, any draft. The text is the target's own stream, so it is exact."""
     if context.draft is None:
-        return ls.Refusal("there is no draft")
-    return ls.ReadyStrategy(ls.TextGuarantee("exact", same_text=True), partial(run, context, context.draft))
+        return Refusal("there is no draft")
+    return ReadyStrategy(TextGuarantee("exact", same_text=True), partial(run, context, context.draft))
 
 
 @asynccontextmanager
-async def run(context: ls.StrategyContext, draft: ls.DraftProvider) -> AsyncGenerator[AsyncIterator[ls.StreamEvent]]:
+async def run(context: StrategyContext, draft: ls.DraftProvider) -> AsyncGenerator[AsyncIterator[ls.StreamEvent]]:
     """Leaving it closes the target's stream."""
     async with context.target.stream(context.request) as events, aclosing(compare(events, context, draft)) as compared:
         yield compared
 
 
 async def compare(
-    events: AsyncIterator[ls.StreamEvent], context: ls.StrategyContext, draft: ls.DraftProvider
+    events: AsyncIterator[ls.StreamEvent], context: StrategyContext, draft: ls.DraftProvider
 ) -> AsyncGenerator[ls.StreamEvent]:
     """The target's events, and before the end a round that tells how much of the draft they confirmed."""
     drafted, text = "", ""
@@ -48,7 +50,7 @@ async def compare(
 
 async def main() -> None:
     """Answer by it."""
-    ls.register_strategy(ls.StrategyEntry(name="first_sentence", prepare=prepare, summary="confirms one sentence"))
+    register_strategy(StrategyEntry(name="first_sentence", prepare=prepare, summary="confirms one sentence"))
     target, draft = ScriptedProvider("It rains in Spain. It pours."), ls.ReferenceDraft("It rains in Rome. It snows.")
     decoder = ls.SpeculativeDecoder(draft, target, ls.SpeculativeConfig(strategy="first_sentence"))
     result = await decoder.decode("How is the weather?")

@@ -94,7 +94,7 @@ def test_what_the_architecture_page_names_exists() -> None:
 
 
 def test_names_that_are_gone_are_found() -> None:
-    assert find_missing_names("`llm_spec/gone.py` `GoneClass` `llm_spec/chat.py` `ChatRequest` `x = y`") == [
+    assert find_missing_names("`llm_spec/gone.py` `GoneClass` `llm_spec/__init__.py` `ChatRequest` `x = y`") == [
         "llm_spec/gone.py",
         "GoneClass",
     ]
