@@ -83,6 +83,7 @@ async def plain_text(target: LlmProvider, index: int) -> str:
 async def answers(target: LlmProvider, draft: DraftProvider | LlmProvider, strategy: StrategyName) -> list[str]:
     """What a strategy writes for all prompts; nothing may have gone wrong on the way."""
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
+    await SpeculativeDecoder(draft, target, config).discover()
     texts = list[str]()
     for messages in PROMPTS:
         result = await answer(SpeculativeDecoder(draft, target, config), messages)
