@@ -2,8 +2,8 @@
 
     python benchmarks/exactness.py [--prompts 20] [--max-tokens 64] [--seeds 3]
 
-Runs the built-in pair through `llm_spec.cli`'s own path, with and without speculation, and compares bytes. Prints one
-line per draft and a count; exits with 1 at the first difference, which it shows.
+Runs the built-in pair as `llm-spec run` does, with and without speculation, and compares bytes. Prints one line per
+draft and a count; exits with 1 at the first difference, which it shows.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ or the answer ends with an error (`BrokenAnswerError`); what does not is read wh
 - `content`, `text` and `refusal` are texts: a wrong type is an error, null says nothing. `content` may also be a list
   of parts: texts, thinking, and objects of another type without a text (references), which say nothing.
 - `tool_calls` is a list of objects whose `function` (or `custom`) has a name. Arguments are a text or an object; ids,
-  indices and kinds are read where they can be (`llm_spec.openai_calls`).
-- `finish_reason` says whether the answer is whole (`llm_spec.finish_reasons`); a word or type that nobody knows says
+  indices and kinds are read where they can be (`openai_calls`).
+- `finish_reason` says whether the answer is whole (`finish_reasons`); a word or type that nobody knows says
   that it may not be.
 - `index` is needed where several choices were requested, and there alone.
 - `logprobs` matter to who requested them: an entry without a token or a number is an error, other numbers are finite.
-- `usage` holds counts or is none (`llm_spec.openai_usage`); then this library counts itself.
+- `usage` holds counts or is none (`openai_usage`); then this library counts itself.
 - Reasoning, details, `role`, `id`, `created`, `model` and `object` change no answer: a wrong type is left out.
 """
 

@@ -1,6 +1,6 @@
 """A server's own chunks, in the form that OpenAI's API has: for answers that are passed on as they are. Pure.
 
-They are read as an answer's events are (`llm_spec.openai_chat`), so that what is passed on means the same, and what is
+They are read as an answer's events are (`openai_chat`), so that what is passed on means the same, and what is
 no answer is none here either. Fields that this library does not read stay as they are. Log-probabilities that cannot
 be read are an empty object: they are no part of what is said, and the client is told that there are none.
 """

@@ -4,18 +4,18 @@ https://platform.claude.com/docs/en/build-with-claude/streaming
 
 Other servers and gateways speak it too, and each field may be of another type than Anthropic's. What decides what an
 answer says must be right, or the answer ends with an error (`BrokenAnswerError`); what does not is read where it can
-be, and left out where not. It is the rule of `llm_spec.openai_chat`.
+be, and left out where not. It is the rule of `openai_chat`.
 
 - Events, blocks and deltas say their `type`. Those of a word that is not known are passed over, as the API asks of its
   clients; one that says no word is an error. But `tool_use` as the stop reason without a call is an error, where a
   block was passed over that may have been the call.
 - `content_block` and `delta` are objects, `text` and `partial_json` are texts: a wrong type is an error, null says
   nothing. All of an answer comes in blocks: a message that begins with its content is an error.
-- A call has a name; its id is read where it can be, and made up where not (`llm_spec.openai_calls`). Its `input` is an
+- A call has a name; its id is read where it can be, and made up where not (`openai_calls`). Its `input` is an
   object where no arguments follow.
 - `index` says whose arguments these are, and is needed for nothing else. Where it cannot be read, and one block is
   open, it is that one; arguments of a block that is not open are an error.
-- `stop_reason` says whether the answer is whole (`llm_spec.finish_reasons`); a word or type that nobody knows says that
+- `stop_reason` says whether the answer is whole (`finish_reasons`); a word or type that nobody knows says that
   it may not be.
 - `usage` holds counts or is none; then this library counts itself.
 - Thinking, signatures, `stop_sequence`, `service_tier`, `speed` and the fields of the message change no answer: a wrong
