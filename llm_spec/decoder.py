@@ -70,6 +70,7 @@ __all__ = ["SpeculativeDecoder"]
 
 _NO_TIMEOUTS: Final = Timeouts()
 _SESSION_KEY_BYTES: Final = 32
+_TRIAL: Final = ChatRequest.create("discover")  # whose id the calls of trials carry
 
 T = TypeVar("T")
 P = TypeVar("P", bound=DraftProvider | LlmProvider | FeatureDiscovery)
@@ -313,10 +314,12 @@ class SpeculativeDecoder:
         cannot be reached, or cannot answer now, and ClosedError where the decoder is closed meanwhile.
         """
         self._calls.check_open()
-        if feature is None:
-            has_tried = await discover_needed_features(self.config.strategy, self._target, self._discovery)
-        else:
-            has_tried = feature != "continue_prefix" or await self._discovery.wait_until_tried(feature)
+        # trials compare answers with each other, so a balancer is to keep their calls together
+        with bind_session_headers(self._build_session_headers(_TRIAL)):
+            if feature is None:
+                has_tried = await discover_needed_features(self.config.strategy, self._target, self._discovery)
+            else:
+                has_tried = feature != "continue_prefix" or await self._discovery.wait_until_tried(feature)
         if not has_tried:
             raise ClosedError(f"{self._target.name} could not be tried, because its decoder was closed")
 

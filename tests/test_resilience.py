@@ -425,7 +425,9 @@ async def test_a_draft_is_asked_once() -> None:
         try:
             for strategy in ("race", "probe"):
                 config = SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
-                result = await SpeculativeDecoder(draft, target, config).decode("q", temperature=0.0)
+                decoder = SpeculativeDecoder(draft, target, config)
+                await decoder.discover()
+                result = await decoder.decode("q", temperature=0.0)
                 assert result.content == WORDS
                 assert len(result.fallbacks) == 1
         finally:

@@ -76,6 +76,8 @@ async def test_all_calls_of_an_answer_come_to_one_replica(strategy: str) -> None
     """Its stream, its rows or further streams, its scores, and what is tokenized and found out for it."""
     draft = SimulatedDraft(WORDS, 1.0, 1, token_s=0.001)
     async with replicas() as balancer, decoding(balancer, draft, strategy=strategy) as decoder:
+        await decoder.discover()
+        balancer.calls.clear()
         result = await decoder.decode("Tell me.", temperature=0.0)
         assert result.content == WORDS
         assert {call.replica for call in balancer.calls} == {balancer.calls[0].replica}
@@ -91,11 +93,24 @@ async def test_all_calls_of_an_answer_come_to_one_replica(strategy: str) -> None
         assert {call.replica for call in balancer.calls} == {0, 1}
 
 
+async def test_trials_before_the_first_request_come_to_one_replica() -> None:
+    """They compare answers with each other, so they carry an id of their own."""
+    draft = SimulatedDraft(WORDS, 1.0, 1, token_s=0.001)
+    async with replicas() as balancer, decoding(balancer, draft, strategy="race") as decoder:
+        await decoder.discover()
+        assert len({call.replica for call in balancer.calls}) == 1
+        (session,) = balancer.sessions
+        assert session is not None
+        assert await find_id(balancer, decoder, "Tell me.") != session
+
+
 async def test_drafts_on_servers_are_told_too() -> None:
     """A draft's calls carry the same id, by which its replicas are kept together as well."""
     async with replicas() as balancer, replicas() as for_drafts:
         draft = HttpProvider("scripted", base_url=for_drafts.url, dialect=DIALECTS["vllm"])
         async with decoding(balancer, draft, strategy="probe") as decoder:
+            await decoder.discover()
+            balancer.calls.clear()
             await decoder.decode("Tell me.")
         await draft.aclose()
         assert for_drafts.calls
@@ -156,7 +171,7 @@ async def test_streams_that_are_read_in_turn_do_not_mix() -> None:
     async with replicas() as balancer:
         draft = SimulatedDraft(WORDS, 1.0, 1, token_s=0.001)
         async with decoding(balancer, draft, strategy="probe", baseline_every=0) as decoder:
-            await decoder.decode("Tell me.", session_id="first")
+            await decoder.discover()
             balancer.calls.clear()
             a = ChatRequest.create("Tell me.", temperature=0.0, session_id="a")
             async with decoder.stream(a) as one, decoder.stream(replace(a, session_id="b")) as other:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
-from support.serving import PAIR, RULES, ask, remote, serving
+from support.serving import PAIR, RULES, ask, discover_features, remote, serving
 
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig
@@ -297,6 +297,7 @@ async def test_a_trace_tells_of_a_draft_that_was_given_up() -> None:
         draft.faults = ServerFaults(status=500)
         speculative = SpeculativeConfig(strategy="probe")
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
+        await discover_features(model)
         chunks = await traced(model)
         address = draft.url.split("/")[2]
     assert [chunk["llm_spec"]["fallback"] for chunk in chunks if "fallback" in chunk.get("llm_spec", ())]
@@ -310,6 +311,7 @@ async def test_a_trace_tells_of_racing_streams() -> None:
     text = " ".join(f"word{i}" for i in range(60))
     async with ScriptedModelServer(text, continues_prefix="fields") as upstream:
         model = remote(upstream.url, draft="lookup", speculative=SpeculativeConfig(strategy="race"))
+        await discover_features(model)
         chunks = await traced(model, text)
     upstreams = [chunk["llm_spec"]["upstream"] for chunk in chunks if "upstream" in chunk.get("llm_spec", ())]
     assert upstreams

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 import pytest
-from support.serving import ENDPOINTS, ask, raw, remote, serving, until
+from support.serving import ENDPOINTS, ask, discover_features, raw, remote, serving, until
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.registry import NamedProvider
@@ -83,6 +83,7 @@ async def test_a_draft_that_fails_is_logged_without_secrets(logged: pytest.LogCa
     ):
         speculative = SpeculativeConfig(strategy="probe")
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
+        await discover_features(model)
         async with serving(model) as server:
             assert (await server.chat(PROMPT)).status == 200
         addresses = [one.url.split("/")[2] for one in (upstream, draft)]

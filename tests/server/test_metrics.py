@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from support.serving import PAIR, RULES, Asking, ask, remote, serving
+from support.serving import PAIR, RULES, Asking, ask, discover_features, remote, serving
 
 from llm_spec import RetryPolicy, SpeculativeConfig, SpeculativeDecoder, Usage
 from llm_spec.server.metrics import ServerMetrics
@@ -92,8 +92,9 @@ async def test_failures_are_told() -> None:
     ):
         speculative = SpeculativeConfig(strategy="probe", retry=quick)
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
+        upstream.faults = ServerFaults()
+        await discover_features(model)
         async with serving(model) as server:
-            upstream.faults = ServerFaults()
             await server.chat()
             upstream.faults = ServerFaults(num_requests=len(upstream.requests) + 1, status=500)
             await server.post("/v1/chat/completions", ask("/v1/chat/completions"), x_llm_spec_strategy="plain")

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import aiohttp
 
-from llm_spec import Fixed, SpeculativeConfig
+from llm_spec import Fixed, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.server import ModelConfig, Server, ServerConfig
 
 __all__ = [
@@ -65,6 +65,12 @@ def ask(path: str, text: str = "Good morning", /, **fields: Any) -> dict[str, An
 def remote(url: str, **fields: Any) -> ModelConfig:
     """A model on a server of vLLM's kind."""
     return ModelConfig(target=f"vllm:tiny@{url}", **fields)
+
+
+async def discover_features(model: ModelConfig) -> None:
+    """Try what the model's server can do, for all of this process: answers before that is known are plain."""
+    async with SpeculativeDecoder("lookup", model.target, model.speculative) as decoder:
+        await decoder.discover()
 
 
 @dataclass(frozen=True)
