@@ -13,26 +13,6 @@ from llm_spec._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
     from llm_spec.budget import Budget as Budget
-    from llm_spec.chat import AnswerDetail as AnswerDetail
-    from llm_spec.chat import AnswerStarted as AnswerStarted
-    from llm_spec.chat import ChatMessage as ChatMessage
-    from llm_spec.chat import ChatRequest as ChatRequest
-    from llm_spec.chat import ChatResponse as ChatResponse
-    from llm_spec.chat import Fallback as Fallback
-    from llm_spec.chat import Finish as Finish
-    from llm_spec.chat import GuaranteeWeakened as GuaranteeWeakened
-    from llm_spec.chat import NativeMessage as NativeMessage
-    from llm_spec.chat import ReasoningDelta as ReasoningDelta
-    from llm_spec.chat import ReasoningDetail as ReasoningDetail
-    from llm_spec.chat import Retry as Retry
-    from llm_spec.chat import Round as Round
-    from llm_spec.chat import Sampling as Sampling
-    from llm_spec.chat import StreamEvent as StreamEvent
-    from llm_spec.chat import TextDelta as TextDelta
-    from llm_spec.chat import TokenLogprob as TokenLogprob
-    from llm_spec.chat import ToolCall as ToolCall
-    from llm_spec.chat import ToolCallDelta as ToolCallDelta
-    from llm_spec.chat import Usage as Usage
     from llm_spec.concurrency_limit import ConcurrencyLimit as ConcurrencyLimit
     from llm_spec.config import BreakerPolicy as BreakerPolicy
     from llm_spec.config import RetryPolicy as RetryPolicy
@@ -58,10 +38,30 @@ if TYPE_CHECKING:
     from llm_spec.errors import TargetError as TargetError
     from llm_spec.errors import TransientError as TransientError
     from llm_spec.errors import UnsupportedError as UnsupportedError
+    from llm_spec.events import AnswerDetail as AnswerDetail
+    from llm_spec.events import AnswerStarted as AnswerStarted
+    from llm_spec.events import ChatResponse as ChatResponse
+    from llm_spec.events import Fallback as Fallback
+    from llm_spec.events import Finish as Finish
+    from llm_spec.events import GuaranteeWeakened as GuaranteeWeakened
+    from llm_spec.events import ReasoningDelta as ReasoningDelta
+    from llm_spec.events import Retry as Retry
+    from llm_spec.events import Round as Round
+    from llm_spec.events import StreamEvent as StreamEvent
+    from llm_spec.events import TextDelta as TextDelta
+    from llm_spec.events import TokenLogprob as TokenLogprob
+    from llm_spec.events import ToolCallDelta as ToolCallDelta
+    from llm_spec.events import Usage as Usage
+    from llm_spec.messages import ChatMessage as ChatMessage
+    from llm_spec.messages import NativeMessage as NativeMessage
+    from llm_spec.messages import ReasoningDetail as ReasoningDetail
+    from llm_spec.messages import ToolCall as ToolCall
     from llm_spec.pricing import Cost as Cost
     from llm_spec.pricing import Price as Price
     from llm_spec.registry import open_draft as open_draft
     from llm_spec.registry import open_provider as open_provider
+    from llm_spec.request import ChatRequest as ChatRequest
+    from llm_spec.request import Sampling as Sampling
     from llm_spec.result import SpeculativeFinish as SpeculativeFinish
     from llm_spec.result import SpeculativeResult as SpeculativeResult
     from llm_spec.result import Timings as Timings
@@ -77,11 +77,13 @@ __version__ = "0.1.0"
 # where each name is; the imports above tell type checkers the same
 _NAMES_BY_MODULE: Final = {
     "llm_spec.budget": "Budget",
-    "llm_spec.chat": (
-        "AnswerDetail AnswerStarted ChatMessage ChatRequest ChatResponse Fallback Finish "
-        "GuaranteeWeakened NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling "
-        "StreamEvent TextDelta TokenLogprob ToolCall ToolCallDelta Usage"
+    "llm_spec.events": (
+        "AnswerDetail AnswerStarted ChatResponse Fallback Finish GuaranteeWeakened "
+        "ReasoningDelta Retry Round StreamEvent TextDelta TokenLogprob "
+        "ToolCallDelta Usage"
     ),
+    "llm_spec.messages": ("ChatMessage NativeMessage ReasoningDetail ToolCall"),
+    "llm_spec.request": ("ChatRequest Sampling"),
     "llm_spec.concurrency_limit": "ConcurrencyLimit",
     "llm_spec.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
     "llm_spec.contract.chat": "LlmProvider",

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llm_spec.chat import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
 from llm_spec.contract.local import MessageFormatTokenizer, Tokenizer
+from llm_spec.events import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.parser import MessageParser
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llm_spec.chat import (
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.errors import TargetError
+from llm_spec.events import (
     AnswerDetail,
-    ChatMessage,
-    ChatRequest,
     ChatResponse,
     Finish,
     ReasoningDelta,
-    ReasoningDetail,
     StreamEvent,
     TextDelta,
     TokenLogprob,
-    ToolCall,
     ToolCallDelta,
 )
-from llm_spec.contract.chat import LlmProvider
-from llm_spec.errors import TargetError
+from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
 from llm_spec.reasoning_details import merge_reasoning_details
+from llm_spec.request import ChatRequest
 
 __all__ = ["ChatResponseBuilder", "append_tool_call_delta", "complete_from_stream"]
 

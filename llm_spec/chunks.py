@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from llm_spec.budget import CallReservation
-from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import Capabilities, ChunkStreaming
@@ -15,9 +14,11 @@ from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TransientError
+from llm_spec.events import TextDelta, Usage
 from llm_spec.metering import is_call_unread
 from llm_spec.open_calls import OpenCall
 from llm_spec.openai_usage import parse_usage
+from llm_spec.request import ChatRequest
 from llm_spec.resilience import CircuitBreaker
 
 __all__ = ["CountedChunkStream"]

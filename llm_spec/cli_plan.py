@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, TextIO
 
-from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
@@ -30,6 +29,7 @@ from llm_spec.registry import (
     open_provider,
     strip_credentials,
 )
+from llm_spec.request import ChatRequest
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
 __all__ = ["list_possible_strategies", "print_plan_table", "read_plan_scenario"]

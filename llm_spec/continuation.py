@@ -26,8 +26,9 @@ from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec._clock import wait_within
-from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
 from llm_spec.errors import TransientError
+from llm_spec.events import StreamEvent, TextDelta
+from llm_spec.request import ChatRequest
 
 __all__ = ["ContinuationTest"]
 

@@ -12,20 +12,6 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from llm_spec._clock import now
 from llm_spec.budget import Budget, CostTracker
-from llm_spec.chat import (
-    AnswerStarted,
-    ChatRequest,
-    ChatResponse,
-    Finish,
-    Messages,
-    Progress,
-    RequestOptions,
-    Retry,
-    StoppedBy,
-    StreamEvent,
-    TextDelta,
-    Usage,
-)
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunks import CountedChunkStream
 from llm_spec.config import SpeculativeConfig, Timeouts
@@ -46,12 +32,24 @@ from llm_spec.errors import (
     UnsupportedError,
     format_error_line,
 )
+from llm_spec.events import (
+    AnswerStarted,
+    ChatResponse,
+    Finish,
+    Progress,
+    Retry,
+    StoppedBy,
+    StreamEvent,
+    TextDelta,
+    Usage,
+)
 from llm_spec.metered import MeteredDraft, MeteredTarget
 from llm_spec.open_calls import OpenCall, OpenCalls
 from llm_spec.planner import StrategyPlanner
 from llm_spec.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
+from llm_spec.request import ChatRequest, Messages, RequestOptions
 from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.request_log import log_progress, log_request_end, log_request_failure, log_request_start
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient

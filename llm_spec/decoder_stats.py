@@ -7,7 +7,7 @@ from collections import Counter
 from operator import add
 from typing import Any, Final
 
-from llm_spec.chat import Usage
+from llm_spec.events import Usage
 from llm_spec.result import SpeculativeResult
 from llm_spec.stats import SpeculativeStats
 

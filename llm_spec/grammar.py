@@ -38,7 +38,7 @@ from llm_spec.worker import call_on_deep_stack
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from llm_spec.chat import ChatRequest
+    from llm_spec.request import ChatRequest
     from llm_spec.tokens.sampling import TokenConstraint
 
 __all__ = ["GrammarConstraint", "build_answer_constraint", "supports_response_format"]

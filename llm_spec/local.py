@@ -13,17 +13,6 @@ from functools import partial
 from typing import Final
 
 from llm_spec.answer_emitter import AnswerEmitter, open_message_parser
-from llm_spec.chat import (
-    ChatRequest,
-    Fallback,
-    Finish,
-    FinishReason,
-    GuaranteeWeakened,
-    LocalTimings,
-    StoppedBy,
-    StreamEvent,
-    Usage,
-)
 from llm_spec.concurrent_answers import count_concurrent_answers
 from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.local import (
@@ -37,9 +26,20 @@ from llm_spec.contract.local import (
 )
 from llm_spec.contract.optional import open_token_draft
 from llm_spec.errors import InvalidRequestError, make_context_length_error
+from llm_spec.events import (
+    Fallback,
+    Finish,
+    FinishReason,
+    GuaranteeWeakened,
+    LocalTimings,
+    StoppedBy,
+    StreamEvent,
+    Usage,
+)
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import build_answer_constraint
 from llm_spec.message_format.parser import MessageParser
+from llm_spec.request import ChatRequest
 from llm_spec.request_fields import find_local_field_refusal
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName

@@ -9,7 +9,6 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
-from llm_spec.chat import ChatRequest, ChatResponse, Sampling, StreamEvent
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
@@ -33,7 +32,9 @@ from llm_spec.contract.optional import (
 from llm_spec.counting import MaxTokensCutter
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import ClosedError
+from llm_spec.events import ChatResponse, StreamEvent
 from llm_spec.metering import MeteredCall, TokenMeter
+from llm_spec.request import ChatRequest, Sampling
 
 __all__ = ["MeteredDraft", "MeteredTarget"]
 

@@ -25,13 +25,11 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.chat import (
+from llm_spec.events import (
     AnswerDetail,
-    ChatRequest,
     Finish,
     FinishReason,
     ReasoningDelta,
-    ReasoningDetail,
     StoppedBy,
     StreamEvent,
     TextDelta,
@@ -39,9 +37,11 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.finish_reasons import read_finish_reason
+from llm_spec.messages import ReasoningDetail
 from llm_spec.openai_calls import ToolCallReader
 from llm_spec.openai_logprobs import parse_logprobs
 from llm_spec.openai_usage import parse_usage
+from llm_spec.request import ChatRequest
 from llm_spec.surrogates import SurrogateJoiner, is_encodable, mend_value
 
 __all__ = [

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Final
 
 from llm_spec._checks import check_number
-from llm_spec.chat import Usage
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.errors import ConfigError
+from llm_spec.events import Usage
 
 __all__ = [
     "FREE",

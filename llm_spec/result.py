@@ -10,22 +10,20 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from llm_spec.answer_order import AnswerPart
-from llm_spec.chat import (
+from llm_spec.events import (
     AnswerDetail,
-    ChatMessage,
     Finish,
     FinishReason,
     Guarantee,
     ReasoningDelta,
-    ReasoningDetail,
     Round,
     StoppedBy,
     TextDelta,
     TokenLogprob,
-    ToolCall,
     ToolCallDelta,
     Usage,
 )
+from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
 from llm_spec.pricing import Cost
 from llm_spec.reasoning_details import merge_reasoning_details
 from llm_spec.stats import SpeculativeStats

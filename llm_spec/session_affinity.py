@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar, cast
 
-from llm_spec.chat import ChatRequest
 from llm_spec.errors import ConfigError
+from llm_spec.request import ChatRequest
 from llm_spec.system_texts import strip_billing_header
 
 __all__ = [

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from llm_spec.chat import ChatRequest
 from llm_spec.contract.endpoint import MessagePart
 from llm_spec.errors import InvalidRequestError
+from llm_spec.request import ChatRequest
 from llm_spec.request_fields import prevents_multi_call_answer
 
 __all__ = ["Tool", "ToolUse", "find_constrained_part", "find_message_parts", "parse_tool_use"]

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from llm_spec.chat import TextDelta
 from llm_spec.cli_screen import AnswerScreen
+from llm_spec.events import TextDelta
 
 
 class Terminal(io.StringIO):

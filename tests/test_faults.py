@@ -530,7 +530,7 @@ class Stopping(Target):
     async def _heard(
         self, number: int, request: ChatRequest, events: AsyncIterator[StreamEvent]
     ) -> AsyncGenerator[StreamEvent]:
-        from llm_spec.chat import Finish
+        from llm_spec.events import Finish
         from llm_spec.text import StopMatcher
 
         matcher = StopMatcher(request.stop)

@@ -22,7 +22,7 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.answer_emitter import AnswerEmitter
-from llm_spec.chat import StreamEvent
+from llm_spec.events import StreamEvent
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.formats import FORMATS, MessageFormat, ReasoningMarks
 from llm_spec.message_format.parser import MessageParser

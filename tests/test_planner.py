@@ -19,9 +19,10 @@ from llm_spec import (
     Timings,
     Usage,
 )
-from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.errors import TransientError
+from llm_spec.events import StreamEvent
 from llm_spec.planner import StrategyPlanner
+from llm_spec.request import ChatRequest
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 
 NAMES = ("race", "probe")

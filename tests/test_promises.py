@@ -43,8 +43,8 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.chat import TargetStreamReport
 from llm_spec.config import BuiltinStrategyName, StrategyName
+from llm_spec.events import TargetStreamReport
 from llm_spec.metering import MeteredCall, TokenMeter
 from llm_spec.result import Guarantee
 from llm_spec.tokens.acceptance_name import AcceptanceName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.chat import ChatMessage, ToolCall
+from llm_spec.messages import ChatMessage, ToolCall
 from llm_spec.system_texts import (
     join_neighbouring_user_messages,
     mark_system_text,

@@ -11,7 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from llm_spec.chat import ApiName, ChatRequest, ChatResponse, StreamEvent
+from llm_spec.events import ChatResponse, StreamEvent
+from llm_spec.messages import ApiName
+from llm_spec.request import ChatRequest
 
 if TYPE_CHECKING:
     from llm_spec.contract.endpoint import Feature, MessageParser, TokenEndpoint, TokenScorer

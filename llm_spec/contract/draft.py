@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from llm_spec.chat import ChatRequest, FinishReason, Usage
+from llm_spec.events import FinishReason, Usage
+from llm_spec.request import ChatRequest
 
 if TYPE_CHECKING:
     from llm_spec.contract.local import TokenDrafter, TokenModel

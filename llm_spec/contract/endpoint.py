@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from llm_spec.chat import ChatRequest, FinishReason, Sampling, StreamEvent, ToolCall
+from llm_spec.events import FinishReason, StreamEvent
+from llm_spec.messages import ToolCall
+from llm_spec.request import ChatRequest, Sampling
 
 __all__ = [
     "ConstrainedStreaming",

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
-from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import (
     DraftCapabilities,
@@ -18,6 +17,8 @@ from llm_spec.contract.draft import (
 )
 from llm_spec.contract.local import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
+from llm_spec.events import StreamEvent
+from llm_spec.request import ChatRequest
 
 __all__ = [
     "RequestOptionalDrafter",

@@ -19,7 +19,6 @@ from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec._iterators import as_closable_generator
-from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.local import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import (
@@ -32,6 +31,7 @@ from llm_spec.contract.optional import (
 from llm_spec.drafting.draft_worth import DraftWorth
 from llm_spec.drafting.token_checks import check_draft_token, get_confidence_before_sampling
 from llm_spec.errors import ConfigError
+from llm_spec.request import ChatRequest
 
 __all__ = ["CascadeDraft"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
+from llm_spec.request import ChatRequest
 
 __all__ = ["CopyDraft"]
 

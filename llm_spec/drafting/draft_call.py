@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from llm_spec.chat import ChatRequest, FinishReason
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.errors import DraftError
+from llm_spec.events import FinishReason
+from llm_spec.request import ChatRequest
 
 __all__ = ["DraftCall", "choose_max_draft_tokens"]
 

@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
-from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
@@ -25,6 +24,7 @@ from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
+from llm_spec.request import ChatRequest
 
 __all__ = ["SUFFIX_DRAFT", "SuffixDraft"]
 

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice
 from typing import Final, cast
 
-from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.errors import DraftError
+from llm_spec.events import TextDelta, Usage
+from llm_spec.request import ChatRequest
 
 __all__ = [
     "PIECES_PER_LOOP_TURN",

@@ -28,7 +28,6 @@ from litellm.exceptions import (
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponse
 
-from llm_spec.chat import StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
@@ -40,6 +39,7 @@ from llm_spec.errors import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.events import StreamEvent
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._litellm_answer import Chunk, ChunkBuilder, fill_response
 from llm_spec.integrations._litellm_params import declare_supported_params, forget_prices, register_price

@@ -47,7 +47,6 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import Response, ResponseOutputItem, ResponseReasoningItem
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 
-from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
@@ -62,6 +61,7 @@ from llm_spec.integrations._shared import (
     build_request_options,
     split_provider_name,
 )
+from llm_spec.request import ChatRequest
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 

@@ -30,7 +30,6 @@ from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse, 
 from pydantic_ai.profiles import ModelProfile, ModelProfileSpec
 from pydantic_ai.settings import ModelSettings, merge_model_settings
 
-from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
@@ -53,6 +52,7 @@ from llm_spec.integrations._pydantic_ai_settings import (
 )
 from llm_spec.integrations._pydantic_ai_stream import SpeculativeStreamedResponse, find_request_span
 from llm_spec.integrations._shared import ProviderSource, TaskReadEventStream
+from llm_spec.request import ChatRequest
 
 __all__ = ["SpeculativeModel", "SpeculativeStreamedResponse"]
 

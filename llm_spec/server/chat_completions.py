@@ -13,13 +13,13 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, cast
 
 from llm_spec.answer_details import merge_detail
-from llm_spec.chat import (
+from llm_spec.errors import InvalidRequestError
+from llm_spec.events import (
     AnswerDetail,
     AnswerStarted,
     Fallback,
     GuaranteeWeakened,
     ReasoningDelta,
-    ReasoningDetail,
     Retry,
     Round,
     StreamEvent,
@@ -27,8 +27,8 @@ from llm_spec.chat import (
     TextDelta,
     ToolCallDelta,
 )
-from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
+from llm_spec.messages import ReasoningDetail
 from llm_spec.openai_chunks import build_tool_call_delta
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.reasoning_details import merge_chat_details

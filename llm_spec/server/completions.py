@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from llm_spec._checks import check_number
-from llm_spec.chat import ChatMessage, StreamEvent, TextDelta
 from llm_spec.errors import InvalidRequestError
+from llm_spec.events import StreamEvent, TextDelta
+from llm_spec.messages import ChatMessage
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.chat_completions import build_chat_usage

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from llm_spec.chat import ApiName, ChatMessage, NativeMessage, Role, ToolCall
 from llm_spec.errors import InvalidRequestError
+from llm_spec.messages import ApiName, ChatMessage, NativeMessage, Role, ToolCall
 from llm_spec.server.messages_content import (
     convert_blocks_to_content,
     convert_tool_result_to_content,

@@ -27,7 +27,7 @@ from prometheus_client import (
 )
 from prometheus_client.samples import Sample
 
-from llm_spec.chat import Usage
+from llm_spec.events import Usage
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.acceptance import get_stats_of_verified_drafts
 from llm_spec.server.metrics_files import FOLDER_VARIABLE

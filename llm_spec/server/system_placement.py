@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llm_spec.chat import ApiName
+from llm_spec.messages import ApiName
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.system_texts import join_neighbouring_user_messages, place_later_system_texts, place_system_texts
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from llm_spec.chat import ChatRequest
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.endpoint import Feature
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import UnsupportedError
 from llm_spec.planner import StrategyPlanner
+from llm_spec.request import ChatRequest
 from llm_spec.result import PlainReason
 from llm_spec.stop_rules import may_token_complete_two
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from llm_spec.chat import ChatMessage, ChatRequest
+from llm_spec.messages import ChatMessage
+from llm_spec.request import ChatRequest
 
 __all__ = [
     "JudgeVerdict",

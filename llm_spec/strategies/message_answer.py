@@ -27,22 +27,6 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from llm_spec._clock import get_loop_clock
-from llm_spec.chat import (
-    AnswerDetail,
-    ChatMessage,
-    ChatRequest,
-    ChatResponse,
-    Fallback,
-    Finish,
-    FinishReason,
-    ReasoningDelta,
-    ReasoningDetail,
-    Sampling,
-    StreamEvent,
-    TextDelta,
-    ToolCall,
-    ToolCallDelta,
-)
 from llm_spec.chat_response import append_tool_call_delta, complete_from_stream
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
@@ -56,6 +40,19 @@ from llm_spec.contract.endpoint import (
 )
 from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
+from llm_spec.events import (
+    AnswerDetail,
+    ChatResponse,
+    Fallback,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCallDelta,
+)
+from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
+from llm_spec.request import ChatRequest, Sampling
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,

@@ -11,14 +11,18 @@ from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import count_prompt_characters
-from llm_spec.chat import (
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import TokenEndpoint
+from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.drafting.text_pieces import count_piece_tokens
+from llm_spec.errors import TargetError, UnsupportedError
+from llm_spec.events import (
     AnswerDetail,
     Fallback,
     Finish,
     Guarantee,
     GuaranteeWeakened,
     ReasoningDelta,
-    ReasoningDetail,
     Round,
     StreamEvent,
     TargetStreamReport,
@@ -26,11 +30,7 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import TokenEndpoint
-from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.text_pieces import count_piece_tokens
-from llm_spec.errors import TargetError, UnsupportedError
+from llm_spec.messages import ReasoningDetail
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,

@@ -22,9 +22,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
 from llm_spec._suggestions import suggest_name
-from llm_spec.chat import Guarantee
 from llm_spec.contract.endpoint import Feature, TargetFeature
 from llm_spec.errors import ConfigError, format_error_line
+from llm_spec.events import Guarantee
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

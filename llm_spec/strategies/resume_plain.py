@@ -9,10 +9,11 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
-from llm_spec.chat import ChatRequest, Finish, Guarantee, GuaranteeWeakened, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import Discoverable, SampledToken, TokenEndpoint
 from llm_spec.errors import LlmSpecError, TargetError
+from llm_spec.events import Finish, Guarantee, GuaranteeWeakened, StreamEvent, TextDelta
+from llm_spec.request import ChatRequest
 
 __all__ = [
     "CannotContinueError",

@@ -15,19 +15,6 @@ from typing import Final, TypeAlias
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import count_prompt_characters
-from llm_spec.chat import (
-    ChatRequest,
-    Fallback,
-    Finish,
-    GuaranteeWeakened,
-    Origin,
-    Progress,
-    Round,
-    StoppedBy,
-    StreamEvent,
-    TextDelta,
-    Usage,
-)
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.counting import count_answer_tokens_in_event
@@ -41,6 +28,19 @@ from llm_spec.errors import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.events import (
+    Fallback,
+    Finish,
+    GuaranteeWeakened,
+    Origin,
+    Progress,
+    Round,
+    StoppedBy,
+    StreamEvent,
+    TextDelta,
+    Usage,
+)
+from llm_spec.request import ChatRequest
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.prompt_trial import choose_prompt_stretch

@@ -17,7 +17,7 @@ from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
 from llm_spec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llm_spec.chat import ChatRequest
+    from llm_spec.request import ChatRequest
 
 __all__ = ["RANDOM_DRAFT", "RandomDraft"]
 

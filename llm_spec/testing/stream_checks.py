@@ -9,8 +9,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llm_spec.chat import ChatRequest, TextDelta
 from llm_spec.contract.draft import DraftPiece
+from llm_spec.events import TextDelta
+from llm_spec.request import ChatRequest
 
 __all__ = [
     "ConformanceError",

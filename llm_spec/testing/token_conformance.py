@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.chat import ChatRequest
+from llm_spec.request import ChatRequest
 from llm_spec.testing.stream_checks import ConformanceError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from llm_spec.forks import reset_in_forked_child
 from llm_spec.token_model_provider import TokenModelProvider
 
 if TYPE_CHECKING:
-    from llm_spec.chat import ChatRequest
+    from llm_spec.request import ChatRequest
 
 __all__ = ["ByteTokenizer", "CharTokenizer", "LocalProvider", "TableModel"]
 

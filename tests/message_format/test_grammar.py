@@ -10,10 +10,11 @@ import pytest
 from support.space_tokenizers import make_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from llm_spec.chat import ChatRequest, TextDelta, ToolCallDelta
+from llm_spec.events import TextDelta, ToolCallDelta
 from llm_spec.message_format.formats import FORMATS, MessageFormat, ReasoningMarks, list_format_marks
 from llm_spec.message_format.grammar import write_tool_grammar
 from llm_spec.message_format.parser import MessageParser
+from llm_spec.request import ChatRequest
 from llm_spec.tools import parse_tool_use
 
 llguidance = pytest.importorskip("llguidance")

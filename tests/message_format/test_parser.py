@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.message_format.formats import FORMATS, MessageFormat, ReasoningMarks
 from llm_spec.message_format.parser import MessageParser
 

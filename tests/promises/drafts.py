@@ -23,8 +23,8 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.chat import FinishReason
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
+from llm_spec.events import FinishReason
 from promises.language import Language
 from promises.target import FOREVER_S, Kind, Pace, Target, tag_of, topic_of
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from llm_spec import chat, errors, pricing, result
+from llm_spec import errors, events, messages, pricing, request, result
 
 __all__ = ["data_of", "decoder_stats_of", "error_of", "event_of", "request_of", "result_of", "usage_of", "words_of"]
 
@@ -36,7 +36,7 @@ def words_of(text: Any) -> Any:
 
 
 def usage_of(usage: Any) -> Any:
-    if not isinstance(usage, chat.Usage):
+    if not isinstance(usage, events.Usage):
         return data_of(usage)
     read = {
         "in": usage.input_tokens,
@@ -54,7 +54,7 @@ def usage_of(usage: Any) -> Any:
     return {key: data_of(number) for key, number in read.items() if number != 0} | {"answer": usage.answer_tokens}
 
 
-def round_of(done: chat.Round) -> Any:
+def round_of(done: events.Round) -> Any:
     return data_of(
         {
             "number": done.index,
@@ -104,7 +104,7 @@ def cost_of(cost: pricing.Cost) -> Any:
     )
 
 
-def tool_call_of(call: chat.ToolCall) -> Any:
+def tool_call_of(call: messages.ToolCall) -> Any:
     return [call.id, call.name, call.arguments]
 
 
@@ -167,7 +167,7 @@ def decoder_stats_of(stats: Any) -> Any:
     }
 
 
-def sampling_of(sampling: chat.Sampling) -> Any:
+def sampling_of(sampling: request.Sampling) -> Any:
     read = {
         "temperature": sampling.temperature,
         "top p": sampling.top_p,
@@ -182,7 +182,7 @@ def sampling_of(sampling: chat.Sampling) -> Any:
     return data_of({key: value for key, value in read.items() if value is not None})
 
 
-def request_of(request: chat.ChatRequest) -> Any:
+def request_of(request: request.ChatRequest) -> Any:
     """What a call of a provider asks for; what is not set is left out."""
     read = {
         "messages": [[message.role, message.text] for message in request.messages],
@@ -203,44 +203,44 @@ def request_of(request: chat.ChatRequest) -> Any:
 # ------------------------------------------------------------------------------------------ events
 
 
-def _text(event: chat.TextDelta) -> Any:
+def _text(event: events.TextDelta) -> Any:
     return [event.text, event.origin, event.token_ids]
 
 
-def _tool_call(event: chat.ToolCallDelta) -> Any:
+def _tool_call(event: events.ToolCallDelta) -> Any:
     return [event.index, event.id, event.name, event.arguments]
 
 
-def _started(event: chat.AnswerStarted) -> Any:
+def _started(event: events.AnswerStarted) -> Any:
     return [event.strategy, event.guarantee, event.target, event.draft]
 
 
-def _stream(event: chat.TargetStreamReport) -> Any:
+def _stream(event: events.TargetStreamReport) -> Any:
     return [event.index, event.begins_at, event.num_tokens, event.started_s, event.ended_s, event.is_used]
 
 
-def _times(event: chat.LocalTimings) -> Any:
+def _times(event: events.LocalTimings) -> Any:
     return [event.prompt_s, event.open_draft_s, event.between_s, list(event.lookahead.items())]
 
 
-def _finish(event: chat.Finish) -> Any:
+def _finish(event: events.Finish) -> Any:
     return [event.finish_reason, usage_of(event.usage), event.stopped_by, usage_of(event.draft_usage)]
 
 
 # By class, the recorder's own name of the kind and what is read of it.
 _EVENTS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
-    chat.TextDelta: ("text", _text),
-    chat.ReasoningDelta: ("reasoning", lambda event: event.text),
-    chat.ReasoningDetail: ("reasoning detail", lambda event: [event.api, event.value]),
-    chat.ToolCallDelta: ("tool call", _tool_call),
-    chat.AnswerStarted: ("started", _started),
-    chat.Round: ("round", round_of),
-    chat.TargetStreamReport: ("target stream", _stream),
-    chat.LocalTimings: ("local times", _times),
-    chat.Fallback: ("fallback", lambda event: [event.cause, words_of(event.reason)]),
-    chat.Retry: ("retry", lambda event: [event.wait_s, event.is_continued, words_of(event.reason)]),
-    chat.GuaranteeWeakened: ("weakened", lambda event: [event.guarantee, words_of(event.reason)]),
-    chat.Finish: ("finish", _finish),
+    events.TextDelta: ("text", _text),
+    events.ReasoningDelta: ("reasoning", lambda event: event.text),
+    messages.ReasoningDetail: ("reasoning detail", lambda event: [event.api, event.value]),
+    events.ToolCallDelta: ("tool call", _tool_call),
+    events.AnswerStarted: ("started", _started),
+    events.Round: ("round", round_of),
+    events.TargetStreamReport: ("target stream", _stream),
+    events.LocalTimings: ("local times", _times),
+    events.Fallback: ("fallback", lambda event: [event.cause, words_of(event.reason)]),
+    events.Retry: ("retry", lambda event: [event.wait_s, event.is_continued, words_of(event.reason)]),
+    events.GuaranteeWeakened: ("weakened", lambda event: [event.guarantee, words_of(event.reason)]),
+    events.Finish: ("finish", _finish),
     result.SpeculativeFinish: ("finish with result", lambda event: [*_finish(event), result_of(event.result)]),
 }
 

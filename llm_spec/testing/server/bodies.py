@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, cast
 from aiohttp import web
 
 from llm_spec._checks import check_number
-from llm_spec.chat import ChatMessage
 from llm_spec.errors import InvalidRequestError
+from llm_spec.messages import ChatMessage
 from llm_spec.testing.server.vocabulary import ASSISTANT
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
-from llm_spec.chat import FinishReason
 from llm_spec.contract.endpoint import DecodingConstraint, SampledToken
+from llm_spec.events import FinishReason
 
 __all__ = [
     "Body",
