@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from predicted_edits import edit_file, list_modules
 
 from llm_spec import ChatRequest, InvalidRequestError, PromptLookup, SuffixDraft
-from llm_spec.contract.local import DraftToken, TokenDrafter, TokenModel, TokenSession
+from llm_spec.contract.model import DraftToken, TokenDrafter, TokenModel, TokenSession
 from llm_spec.contract.optional import open_token_draft
 from llm_spec.generation import count_right_tokens, count_worth_verifying
 from llm_spec.model_folder.tokenizer import FolderTokenizer

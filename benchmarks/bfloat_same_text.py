@@ -31,8 +31,8 @@ from llm_spec import (
     SpeculativeDecoder,
     SuffixDraft,
 )
+from llm_spec.contract.request import RequestOptions
 from llm_spec.model_folder.tokenizer import FolderTokenizer
-from llm_spec.request import RequestOptions
 from llm_spec.testing import RandomDraft
 
 LOOKAHEAD = 7

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from llm_spec import CostAware, DraftProvider, Fixed, SpeculativeConfig, SpeculativeDecoder, open_draft, open_provider
-from llm_spec.request import RequestOptions
+from llm_spec.contract.request import RequestOptions
 from llm_spec.tokens.lookahead import LookaheadPolicy
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"

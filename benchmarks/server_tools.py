@@ -54,7 +54,7 @@ from llm_spec import (
     SpeculativeResult,
     open_provider,
 )
-from llm_spec.chat_response import ChatResponseBuilder
+from llm_spec.contract.response import ChatResponseBuilder
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, RowCallStats
 from llm_spec.run_stats import DraftRunStats

@@ -17,7 +17,7 @@ from dataclasses import replace
 from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest
-from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.response import complete_from_stream
 
 _AT_ONCE = (1, 8, 32)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec._lazy import make_lazy_exports
+from llm_spec.contract._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
     from llm_spec.budget import Budget as Budget
@@ -18,8 +18,40 @@ if TYPE_CHECKING:
     from llm_spec.config import RetryPolicy as RetryPolicy
     from llm_spec.config import SpeculativeConfig as SpeculativeConfig
     from llm_spec.config import Timeouts as Timeouts
-    from llm_spec.contract.chat import LlmProvider as LlmProvider
     from llm_spec.contract.draft import DraftProvider as DraftProvider
+    from llm_spec.contract.errors import BudgetError as BudgetError
+    from llm_spec.contract.errors import CircuitOpenError as CircuitOpenError
+    from llm_spec.contract.errors import ClosedError as ClosedError
+    from llm_spec.contract.errors import ConfigError as ConfigError
+    from llm_spec.contract.errors import DraftError as DraftError
+    from llm_spec.contract.errors import InvalidRequestError as InvalidRequestError
+    from llm_spec.contract.errors import LlmSpecError as LlmSpecError
+    from llm_spec.contract.errors import ModelOutputError as ModelOutputError
+    from llm_spec.contract.errors import TargetError as TargetError
+    from llm_spec.contract.errors import TransientError as TransientError
+    from llm_spec.contract.errors import UnsupportedError as UnsupportedError
+    from llm_spec.contract.events import AnswerDetail as AnswerDetail
+    from llm_spec.contract.events import AnswerStarted as AnswerStarted
+    from llm_spec.contract.events import ChatResponse as ChatResponse
+    from llm_spec.contract.events import Fallback as Fallback
+    from llm_spec.contract.events import Finish as Finish
+    from llm_spec.contract.events import GuaranteeWeakened as GuaranteeWeakened
+    from llm_spec.contract.events import ReasoningDelta as ReasoningDelta
+    from llm_spec.contract.events import Retry as Retry
+    from llm_spec.contract.events import Round as Round
+    from llm_spec.contract.events import StreamEvent as StreamEvent
+    from llm_spec.contract.events import TextDelta as TextDelta
+    from llm_spec.contract.events import TokenLogprob as TokenLogprob
+    from llm_spec.contract.events import ToolCallDelta as ToolCallDelta
+    from llm_spec.contract.events import Usage as Usage
+    from llm_spec.contract.messages import ChatMessage as ChatMessage
+    from llm_spec.contract.messages import NativeMessage as NativeMessage
+    from llm_spec.contract.messages import ReasoningDetail as ReasoningDetail
+    from llm_spec.contract.messages import ToolCall as ToolCall
+    from llm_spec.contract.provider import LlmProvider as LlmProvider
+    from llm_spec.contract.request import ChatRequest as ChatRequest
+    from llm_spec.contract.request import Sampling as Sampling
+    from llm_spec.contract.stats import SpeculativeStats as SpeculativeStats
     from llm_spec.decoder import SpeculativeDecoder as SpeculativeDecoder
     from llm_spec.decoder_stats import DecoderStats as DecoderStats
     from llm_spec.drafting.cascade import CascadeDraft as CascadeDraft
@@ -27,45 +59,13 @@ if TYPE_CHECKING:
     from llm_spec.drafting.provider_draft import ProviderDraft as ProviderDraft
     from llm_spec.drafting.reference import ReferenceDraft as ReferenceDraft
     from llm_spec.drafting.suffix import SuffixDraft as SuffixDraft
-    from llm_spec.errors import BudgetError as BudgetError
-    from llm_spec.errors import CircuitOpenError as CircuitOpenError
-    from llm_spec.errors import ClosedError as ClosedError
-    from llm_spec.errors import ConfigError as ConfigError
-    from llm_spec.errors import DraftError as DraftError
-    from llm_spec.errors import InvalidRequestError as InvalidRequestError
-    from llm_spec.errors import LlmSpecError as LlmSpecError
-    from llm_spec.errors import ModelOutputError as ModelOutputError
-    from llm_spec.errors import TargetError as TargetError
-    from llm_spec.errors import TransientError as TransientError
-    from llm_spec.errors import UnsupportedError as UnsupportedError
-    from llm_spec.events import AnswerDetail as AnswerDetail
-    from llm_spec.events import AnswerStarted as AnswerStarted
-    from llm_spec.events import ChatResponse as ChatResponse
-    from llm_spec.events import Fallback as Fallback
-    from llm_spec.events import Finish as Finish
-    from llm_spec.events import GuaranteeWeakened as GuaranteeWeakened
-    from llm_spec.events import ReasoningDelta as ReasoningDelta
-    from llm_spec.events import Retry as Retry
-    from llm_spec.events import Round as Round
-    from llm_spec.events import StreamEvent as StreamEvent
-    from llm_spec.events import TextDelta as TextDelta
-    from llm_spec.events import TokenLogprob as TokenLogprob
-    from llm_spec.events import ToolCallDelta as ToolCallDelta
-    from llm_spec.events import Usage as Usage
-    from llm_spec.messages import ChatMessage as ChatMessage
-    from llm_spec.messages import NativeMessage as NativeMessage
-    from llm_spec.messages import ReasoningDetail as ReasoningDetail
-    from llm_spec.messages import ToolCall as ToolCall
     from llm_spec.pricing import Cost as Cost
     from llm_spec.pricing import Price as Price
     from llm_spec.registry import open_draft as open_draft
     from llm_spec.registry import open_provider as open_provider
-    from llm_spec.request import ChatRequest as ChatRequest
-    from llm_spec.request import Sampling as Sampling
     from llm_spec.result import SpeculativeFinish as SpeculativeFinish
     from llm_spec.result import SpeculativeResult as SpeculativeResult
     from llm_spec.result import Timings as Timings
-    from llm_spec.stats import SpeculativeStats as SpeculativeStats
     from llm_spec.strategies.limits import JudgeConfig as JudgeConfig
     from llm_spec.tokens.lookahead import CostAware as CostAware
     from llm_spec.tokens.lookahead import Ewma as Ewma
@@ -77,16 +77,16 @@ __version__ = "0.1.0"
 # where each name is; the imports above tell type checkers the same
 _NAMES_BY_MODULE: Final = {
     "llm_spec.budget": "Budget",
-    "llm_spec.events": (
+    "llm_spec.contract.events": (
         "AnswerDetail AnswerStarted ChatResponse Fallback Finish GuaranteeWeakened "
         "ReasoningDelta Retry Round StreamEvent TextDelta TokenLogprob "
         "ToolCallDelta Usage"
     ),
-    "llm_spec.messages": ("ChatMessage NativeMessage ReasoningDetail ToolCall"),
-    "llm_spec.request": ("ChatRequest Sampling"),
+    "llm_spec.contract.messages": ("ChatMessage NativeMessage ReasoningDetail ToolCall"),
+    "llm_spec.contract.request": ("ChatRequest Sampling"),
     "llm_spec.concurrency_limit": "ConcurrencyLimit",
     "llm_spec.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
-    "llm_spec.contract.chat": "LlmProvider",
+    "llm_spec.contract.provider": "LlmProvider",
     "llm_spec.contract.draft": "DraftProvider",
     "llm_spec.decoder": "SpeculativeDecoder",
     "llm_spec.decoder_stats": "DecoderStats",
@@ -95,14 +95,14 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.drafting.provider_draft": "ProviderDraft",
     "llm_spec.drafting.reference": "ReferenceDraft",
     "llm_spec.drafting.suffix": "SuffixDraft",
-    "llm_spec.errors": (
+    "llm_spec.contract.errors": (
         "BudgetError CircuitOpenError ClosedError ConfigError DraftError InvalidRequestError "
         "LlmSpecError ModelOutputError TargetError TransientError UnsupportedError"
     ),
     "llm_spec.pricing": "Cost Price",
     "llm_spec.registry": "open_draft open_provider",
     "llm_spec.result": "SpeculativeFinish SpeculativeResult Timings",
-    "llm_spec.stats": "SpeculativeStats",
+    "llm_spec.contract.stats": "SpeculativeStats",
     "llm_spec.strategies.limits": "JudgeConfig",
     "llm_spec.tokens.lookahead": "CostAware Ewma Fixed Threshold",
 }

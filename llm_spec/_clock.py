@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from llm_spec.errors import TransientError
+from llm_spec.contract.errors import TransientError
 
 __all__ = ["get_asyncio_loop", "get_loop_clock", "now", "wait_within"]
 

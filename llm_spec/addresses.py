@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 
 __all__ = ["ServerAddress", "parse_server_address", "strip_credentials"]
 

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llm_spec.contract.local import MessageFormatTokenizer, Tokenizer
-from llm_spec.events import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
+from llm_spec.contract.events import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
+from llm_spec.contract.model import MessageFormatTokenizer, Tokenizer
+from llm_spec.contract.tools import ToolUse
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.parser import MessageParser
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 from llm_spec.token_names import TokenNames
-from llm_spec.tools import ToolUse
 
 __all__ = ["AnswerEmitter", "open_message_parser"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from llm_spec.events import TextDelta
+from llm_spec.contract.events import TextDelta
 
 __all__ = ["AnswerOrder", "AnswerPart", "PartKind"]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Final, TypeAlias
 
-from llm_spec.events import Round
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import Round
+from llm_spec.contract.request import ChatRequest
 from llm_spec.tokens.statistics import ForwardCostLine, RobustTokenCostAverage
 
 __all__ = ["MIN_BASELINE_TOKENS", "SecondsRange", "TargetSpeedBaseline", "count_prompt_characters"]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from llm_spec._checks import check_number
-from llm_spec.errors import BudgetError, ConfigError
-from llm_spec.events import Usage
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import BudgetError, ConfigError
+from llm_spec.contract.events import Usage
 from llm_spec.forks import reset_in_forked_child
 from llm_spec.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
 from llm_spec.shared_objects import SharedByDecoders

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from llm_spec._clock import now, wait_within
 from llm_spec.config import Timeouts
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 
 __all__ = ["ChunkTimeouts"]
 

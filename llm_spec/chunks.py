@@ -9,16 +9,16 @@ from typing import Any
 from llm_spec.budget import CallReservation
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import Capabilities, ChunkStreaming
+from llm_spec.contract.errors import TransientError
+from llm_spec.contract.events import TextDelta, Usage
+from llm_spec.contract.provider import Capabilities, ChunkStreaming
+from llm_spec.contract.request import ChatRequest
 from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_piece_tokens
-from llm_spec.errors import TransientError
-from llm_spec.events import TextDelta, Usage
 from llm_spec.metering import is_call_unread
 from llm_spec.open_calls import OpenCall
 from llm_spec.openai_usage import parse_usage
-from llm_spec.request import ChatRequest
 from llm_spec.resilience import CircuitBreaker
 
 __all__ = ["CountedChunkStream"]

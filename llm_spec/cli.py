@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from llm_spec.cli_arguments import build_argument_parser
-from llm_spec.errors import LlmSpecError
+from llm_spec.contract.errors import LlmSpecError
 from llm_spec.registry import registered_providers, strip_credentials
 
 __all__ = ["main"]

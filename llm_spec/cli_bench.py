@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from llm_spec._checks import check_number
 from llm_spec.bench.contenders import list_contenders, open_contenders
 from llm_spec.bench.environment import BenchEnvironment, read_system_load
 from llm_spec.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
@@ -19,7 +18,8 @@ from llm_spec.bench.report_text import format_text_report
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.cli_screen import ProgressBar, Spinner
 from llm_spec.config import SpeculativeConfig
-from llm_spec.errors import ConfigError, TargetError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import ConfigError, TargetError
 from llm_spec.pricing import parse_price
 from llm_spec.registry import strip_address, strip_credentials
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Final, TextIO
 
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import ConfigError, TargetError
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.errors import ConfigError, TargetError
 from llm_spec.plan_estimates import (
     AnswerEstimate,
     ModelSpeed,
@@ -29,7 +30,6 @@ from llm_spec.registry import (
     open_provider,
     strip_credentials,
 )
-from llm_spec.request import ChatRequest
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
 __all__ = ["list_possible_strategies", "print_plan_table", "read_plan_scenario"]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from llm_spec.cli_screen import AnswerScreen, Spinner
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import ConfigError, InvalidRequestError, TargetError, TransientError
+from llm_spec.contract.events import TextDelta
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError, InvalidRequestError, TargetError, TransientError
-from llm_spec.events import TextDelta
 from llm_spec.pricing import parse_price
 from llm_spec.registry import open_draft, open_provider, strip_address, strip_credentials
-from llm_spec.request import ChatRequest
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.registry import AUTO, PLAIN
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy

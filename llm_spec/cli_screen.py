@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-from llm_spec.events import Origin, TextDelta
+from llm_spec.contract.events import Origin, TextDelta
 
 __all__ = ["AnswerScreen", "ProgressBar", "Spinner", "escape_control_characters"]
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llm_spec.errors import MissingExtraError
+from llm_spec.contract.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from llm_spec.server.config import ServerConfig

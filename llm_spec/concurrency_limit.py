@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from llm_spec._checks import check_number
-from llm_spec.errors import ConfigError, DraftError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import ConfigError, DraftError
 from llm_spec.forks import reset_in_forked_child
 from llm_spec.shared_objects import SharedByDecoders
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from llm_spec._checks import check_number
 from llm_spec.budget import Budget
-from llm_spec.errors import ConfigError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import ConfigError
 from llm_spec.pricing import Price
 from llm_spec.session_affinity import check_session_header_name
 from llm_spec.strategies.limits import Limits

@@ -26,9 +26,9 @@ from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec._clock import wait_within
-from llm_spec.errors import TransientError
-from llm_spec.events import StreamEvent, TextDelta
-from llm_spec.request import ChatRequest
+from llm_spec.contract.errors import TransientError
+from llm_spec.contract.events import StreamEvent, TextDelta
+from llm_spec.contract.request import ChatRequest
 
 __all__ = ["ContinuationTest"]
 

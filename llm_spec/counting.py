@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, cast
 
+from llm_spec.contract.events import AnswerDetail, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.messages import ChatMessage
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.text_pieces import count_piece_tokens, count_prompt_pieces, split_into_pieces
-from llm_spec.events import AnswerDetail, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.messages import ChatMessage
-from llm_spec.request import ChatRequest
 
 __all__ = ["MaxTokensCutter", "count_answer_tokens_in_event", "cut_response_to_max_tokens", "estimate_request_tokens"]
 

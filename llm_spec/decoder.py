@@ -12,18 +12,11 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from llm_spec._clock import now
 from llm_spec.budget import Budget, CostTracker
-from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunks import CountedChunkStream
 from llm_spec.config import SpeculativeConfig, Timeouts
-from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature, FeatureLossAware
-from llm_spec.contract.optional import copy_draft_for_new_client
-from llm_spec.counting import estimate_request_tokens
-from llm_spec.decoder_stats import DecoderStats
-from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.errors import (
+from llm_spec.contract.errors import (
     BudgetError,
     ClosedError,
     InvalidRequestError,
@@ -32,7 +25,7 @@ from llm_spec.errors import (
     UnsupportedError,
     format_error_line,
 )
-from llm_spec.events import (
+from llm_spec.contract.events import (
     AnswerStarted,
     ChatResponse,
     Finish,
@@ -43,14 +36,21 @@ from llm_spec.events import (
     TextDelta,
     Usage,
 )
+from llm_spec.contract.fields import LIMIT_FIELDS
+from llm_spec.contract.optional import copy_draft_for_new_client
+from llm_spec.contract.provider import Capabilities, ChunkStreaming, LlmProvider
+from llm_spec.contract.request import ChatRequest, Messages, RequestOptions
+from llm_spec.contract.response import complete_from_stream
+from llm_spec.counting import estimate_request_tokens
+from llm_spec.decoder_stats import DecoderStats
+from llm_spec.discovery import FeatureDiscovery
+from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.metered import MeteredDraft, MeteredTarget
 from llm_spec.open_calls import OpenCall, OpenCalls
 from llm_spec.planner import StrategyPlanner
 from llm_spec.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
-from llm_spec.request import ChatRequest, Messages, RequestOptions
-from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.request_log import log_progress, log_request_end, log_request_failure, log_request_start
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult

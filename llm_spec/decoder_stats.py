@@ -7,9 +7,9 @@ from collections import Counter
 from operator import add
 from typing import Any, Final
 
-from llm_spec.events import Usage
+from llm_spec.contract.events import Usage
+from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.result import SpeculativeResult
-from llm_spec.stats import SpeculativeStats
 
 __all__ = ["DecoderStats"]
 

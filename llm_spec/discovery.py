@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final
 
 from llm_spec._clock import get_asyncio_loop, now
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import Discoverable, Feature
-from llm_spec.errors import LlmSpecError
+from llm_spec.contract.errors import LlmSpecError
+from llm_spec.contract.provider import LlmProvider
 
 __all__ = ["FeatureDiscovery"]
 

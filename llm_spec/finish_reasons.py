@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
-from llm_spec.events import FinishReason
+from llm_spec.contract.events import FinishReason
 
 __all__ = ["ReadFinishReason", "read_finish_reason"]
 

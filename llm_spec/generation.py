@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from llm_spec.contract.local import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
-from llm_spec.errors import InvalidRequestError, make_context_length_error
-from llm_spec.events import Origin, Round, StoppedBy
+from llm_spec.contract.errors import InvalidRequestError, make_context_length_error
+from llm_spec.contract.events import Origin, Round, StoppedBy
+from llm_spec.contract.model import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
+from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.proposer import Proposer
-from llm_spec.stats import SpeculativeStats
 from llm_spec.tokens.acceptance import AcceptanceRule
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback

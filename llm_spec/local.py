@@ -15,18 +15,8 @@ from typing import Final
 from llm_spec.answer_emitter import AnswerEmitter, open_message_parser
 from llm_spec.concurrent_answers import count_concurrent_answers
 from llm_spec.contract.draft import get_draft_capabilities
-from llm_spec.contract.local import (
-    BoundedTokenizer,
-    DeviceRoundModel,
-    DeviceRoundRunner,
-    MessageFormatTokenizer,
-    RequestAdmittingModel,
-    TokenDrafter,
-    TokenModel,
-)
-from llm_spec.contract.optional import open_token_draft
-from llm_spec.errors import InvalidRequestError, make_context_length_error
-from llm_spec.events import (
+from llm_spec.contract.errors import InvalidRequestError, make_context_length_error
+from llm_spec.contract.events import (
     Fallback,
     Finish,
     FinishReason,
@@ -36,17 +26,27 @@ from llm_spec.events import (
     StreamEvent,
     Usage,
 )
+from llm_spec.contract.fields import find_local_field_refusal
+from llm_spec.contract.model import (
+    BoundedTokenizer,
+    DeviceRoundModel,
+    DeviceRoundRunner,
+    MessageFormatTokenizer,
+    RequestAdmittingModel,
+    TokenDrafter,
+    TokenModel,
+)
+from llm_spec.contract.optional import open_token_draft
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.tools import ToolUse, parse_tool_use
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import build_answer_constraint
 from llm_spec.message_format.parser import MessageParser
-from llm_spec.request import ChatRequest
-from llm_spec.request_fields import find_local_field_refusal
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 from llm_spec.tokens.seed import draw_random_seed
-from llm_spec.tools import ToolUse, parse_tool_use
 from llm_spec.worker import iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]

@@ -9,10 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
-from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
-from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
     Feature,
@@ -21,7 +19,9 @@ from llm_spec.contract.endpoint import (
     TokenScorer,
     TopTokens,
 )
-from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.errors import ClosedError
+from llm_spec.contract.events import ChatResponse, StreamEvent
+from llm_spec.contract.model import TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import (
     RequestOptionalDrafter,
     WrappedDraft,
@@ -29,12 +29,12 @@ from llm_spec.contract.optional import (
     open_draft_for_request,
     open_token_draft,
 )
+from llm_spec.contract.provider import Capabilities, LlmProvider
+from llm_spec.contract.request import ChatRequest, Sampling
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.counting import MaxTokensCutter
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.errors import ClosedError
-from llm_spec.events import ChatResponse, StreamEvent
 from llm_spec.metering import MeteredCall, TokenMeter
-from llm_spec.request import ChatRequest, Sampling
 
 __all__ = ["MeteredDraft", "MeteredTarget"]
 

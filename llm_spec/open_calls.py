@@ -18,7 +18,7 @@ from types import AsyncGeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self, TypeVar
 
 from llm_spec._clock import get_asyncio_loop
-from llm_spec.errors import ClosedError
+from llm_spec.contract.errors import ClosedError
 
 __all__ = ["OpenCall", "OpenCalls"]
 

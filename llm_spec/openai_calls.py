@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.events import ToolCallDelta
+from llm_spec.contract.events import ToolCallDelta
+from llm_spec.contract.messages import ToolCallKind
 from llm_spec.json_text import dumps
-from llm_spec.messages import ToolCallKind
 from llm_spec.surrogates import EscapeMender, SurrogateJoiner, mend_text
 
 __all__ = ["ToolCallReader"]

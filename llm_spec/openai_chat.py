@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.events import (
+from llm_spec.contract.events import (
     AnswerDetail,
     Finish,
     FinishReason,
@@ -36,12 +36,12 @@ from llm_spec.events import (
     TokenLogprob,
     Usage,
 )
+from llm_spec.contract.messages import ReasoningDetail
+from llm_spec.contract.request import ChatRequest
 from llm_spec.finish_reasons import read_finish_reason
-from llm_spec.messages import ReasoningDetail
 from llm_spec.openai_calls import ToolCallReader
 from llm_spec.openai_logprobs import parse_logprobs
 from llm_spec.openai_usage import parse_usage
-from llm_spec.request import ChatRequest
 from llm_spec.surrogates import SurrogateJoiner, is_encodable, mend_value
 
 __all__ = [

@@ -7,9 +7,9 @@ from itertools import repeat
 from typing import Any, Final, cast
 
 from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.events import TokenLogprob
+from llm_spec.contract.events import TokenLogprob
+from llm_spec.contract.request import ChatRequest
 from llm_spec.json_text import MAX_INT
-from llm_spec.request import ChatRequest
 from llm_spec.surrogates import mend_text
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, cast
 
-from llm_spec.events import Usage
+from llm_spec.contract.events import Usage
 from llm_spec.json_text import MAX_INT
 from llm_spec.token_counts import read_token_count
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple
 
-from llm_spec._checks import check_number
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.events import Usage
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError
-from llm_spec.events import Usage
 from llm_spec.pricing import Price
-from llm_spec.request import ChatRequest
 from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.strategies.limits import JudgeConfig
 from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, get_strategies_by_name

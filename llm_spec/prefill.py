@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llm_spec.contract.local import PrefixReusingSession, TokenSession
+from llm_spec.contract.model import PrefixReusingSession, TokenSession
 from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
 
 __all__ = ["prefill_prompt"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from llm_spec._checks import check_number
+from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
-from llm_spec.errors import ConfigError
-from llm_spec.events import Usage
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.events import Usage
 
 __all__ = [
     "FREE",

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from llm_spec.addresses import ServerAddress, parse_server_address
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 
 __all__ = ["Proxy", "find_proxy"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 
 __all__ = ["parse_query_options"]
 

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llm_spec.errors import DraftError, LlmSpecError
-from llm_spec.events import Fallback, FallbackCause, GuaranteeWeakened, Progress, Retry, Round
+from llm_spec.contract.errors import DraftError, LlmSpecError
+from llm_spec.contract.events import Fallback, FallbackCause, GuaranteeWeakened, Progress, Retry, Round
 from llm_spec.result import SpeculativeResult
 from llm_spec.strategies.registry import StrategyEntry
 from llm_spec.target_call import TargetCall

@@ -19,10 +19,10 @@ from llm_spec._clock import get_loop_clock, now
 from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.contract.errors import CircuitOpenError, ClosedError, TransientError
 from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
-from llm_spec.errors import CircuitOpenError, ClosedError, TransientError
+from llm_spec.contract.request import ChatRequest
 from llm_spec.forks import reset_in_forked_child
-from llm_spec.request import ChatRequest
 
 __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient"]
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from llm_spec.answer_order import AnswerPart
-from llm_spec.events import (
+from llm_spec.contract.events import (
     AnswerDetail,
     Finish,
     FinishReason,
@@ -23,10 +23,10 @@ from llm_spec.events import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
+from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
+from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.pricing import Cost
-from llm_spec.reasoning_details import merge_reasoning_details
-from llm_spec.stats import SpeculativeStats
 
 __all__ = [
     "PLAIN_REASONS",

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar, cast
 
-from llm_spec.errors import ConfigError
-from llm_spec.request import ChatRequest
-from llm_spec.system_texts import strip_billing_header
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.system_texts import strip_billing_header
 
 __all__ = [
     "check_session_header_name",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NoReturn, Self
 
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 
 __all__ = ["SharedByDecoders"]
 

@@ -13,11 +13,11 @@ from typing import Final
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import count_prompt_characters
+from llm_spec.contract.events import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.request import ChatRequest
 from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.pair_stats import PairStats
-from llm_spec.request import ChatRequest
 
 __all__ = ["record_plain_answer_times"]
 

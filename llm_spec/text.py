@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.contract.local import Tokenizer
-from llm_spec.events import Origin, ReasoningDelta, StreamEvent, TextDelta, TokenLogprob
+from llm_spec.contract.events import Origin, ReasoningDelta, StreamEvent, TextDelta, TokenLogprob
+from llm_spec.contract.model import Tokenizer
 
 __all__ = [
     "MAX_CHARACTER_TOKENS",

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
-from llm_spec.contract.local import MessageFormatTokenizer, TokenModel
-from llm_spec.events import ChatResponse, StreamEvent
+from llm_spec.contract.events import ChatResponse, StreamEvent
+from llm_spec.contract.model import MessageFormatTokenizer, TokenModel
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.grammar import supports_response_format
 from llm_spec.local import stream_token_model
 from llm_spec.open_calls import OpenCalls
-from llm_spec.request import ChatRequest
 
 __all__ = ["TokenModelProvider"]
 

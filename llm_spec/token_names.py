@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.contract.local import TokenBytesTokenizer, Tokenizer
-from llm_spec.events import TokenLogprob
+from llm_spec.contract.events import TokenLogprob
+from llm_spec.contract.model import TokenBytesTokenizer, Tokenizer
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob
 
 __all__ = ["TokenNames"]

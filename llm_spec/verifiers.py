@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from llm_spec.contract.local import DeviceRoundRunner, DraftToken, PassSharingSession, TokenModel, TokenSession
-from llm_spec.errors import ModelOutputError
+from llm_spec.contract.errors import ModelOutputError
+from llm_spec.contract.model import DeviceRoundRunner, DraftToken, PassSharingSession, TokenModel, TokenSession
 from llm_spec.prefill import prefill_prompt
 from llm_spec.tokens.acceptance import AcceptanceRule
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs

@@ -33,7 +33,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.response import complete_from_stream
 
 pytestmark = [
     pytest.mark.virtual_clock,

@@ -26,7 +26,7 @@ from llm_spec import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.server.request_fields import parse_openai_messages
 from llm_spec.testing import ScriptedProvider
 

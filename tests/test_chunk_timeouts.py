@@ -21,7 +21,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.chunk_timeouts import ChunkTimeouts
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.registry import open_provider
 from llm_spec.testing import ScriptedProvider, run_virtual
 

@@ -19,8 +19,8 @@ from llm_spec import (
     StreamEvent,
     TransientError,
 )
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.testing import ScriptedProvider, run_virtual
 
 REQUEST = ChatRequest.create("q", extra={"n": 2})

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from llm_spec.cli_screen import AnswerScreen
-from llm_spec.events import TextDelta
+from llm_spec.contract.events import TextDelta
 
 
 class Terminal(io.StringIO):

@@ -32,7 +32,7 @@ from llm_spec import (
     TransientError,
     open_provider,
 )
-from llm_spec.contract.chat import ChunkStreaming
+from llm_spec.contract.provider import ChunkStreaming
 from llm_spec.resilience import CircuitBreaker
 from llm_spec.testing import ScriptedProvider
 

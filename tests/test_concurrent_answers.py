@@ -9,7 +9,7 @@ import pytest
 
 from llm_spec import ChatRequest, concurrent_answers
 from llm_spec.concurrent_answers import count_concurrent_answers, count_open_answers
-from llm_spec.events import LocalTimings
+from llm_spec.contract.events import LocalTimings
 from llm_spec.local import generate_events
 from llm_spec.testing import TableModel
 

@@ -19,8 +19,8 @@ from llm_spec import (
     ProviderDraft,
     ReferenceDraft,
 )
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, get_draft_capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.metered import MeteredDraft
 from llm_spec.metering import TokenMeter
 from llm_spec.resilience import CircuitBreaker, GuardedDraft

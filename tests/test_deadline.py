@@ -23,7 +23,7 @@ from llm_spec import (
     TextDelta,
     TransientError,
 )
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, VirtualClockEventLoop, run_virtual

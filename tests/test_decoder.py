@@ -44,11 +44,11 @@ from llm_spec import (
     open_provider,
     worker,
 )
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.entry import ProviderEntry
-from llm_spec.errors import ConfigError
-from llm_spec.events import LocalTimings
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.events import LocalTimings
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.testing import (
     CharTokenizer,
     LocalProvider,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec import errors
-from llm_spec.errors import (
+from llm_spec.contract import errors
+from llm_spec.contract.errors import (
     BudgetError,
     CircuitOpenError,
     InvalidRequestError,

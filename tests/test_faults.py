@@ -34,9 +34,9 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.config import StrategyName
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import SampledToken, TopTokens
+from llm_spec.contract.provider import Capabilities
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
@@ -530,7 +530,7 @@ class Stopping(Target):
     async def _heard(
         self, number: int, request: ChatRequest, events: AsyncIterator[StreamEvent]
     ) -> AsyncGenerator[StreamEvent]:
-        from llm_spec.events import Finish
+        from llm_spec.contract.events import Finish
         from llm_spec.text import StopMatcher
 
         matcher = StopMatcher(request.stop)

@@ -37,10 +37,10 @@ from llm_spec import (
     Threshold,
     ToolCallDelta,
 )
-from llm_spec.contract.local import DeviceRoundResult, DraftToken, TokenDrafter
+from llm_spec.contract.formats import FORMATS
+from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDrafter
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.local import generate_events
-from llm_spec.message_format.formats import FORMATS
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName

@@ -39,8 +39,8 @@ from llm_spec import (
     TextDelta,
     open_provider,
 )
-from llm_spec.contract.local import GrammarTokenizer, TokenDrafter, TokenModel
-from llm_spec.errors import MissingExtraError
+from llm_spec.contract.errors import MissingExtraError
+from llm_spec.contract.model import GrammarTokenizer, TokenDrafter, TokenModel
 from llm_spec.grammar import GrammarConstraint, build_answer_constraint
 from llm_spec.local import generate_events
 from llm_spec.model_folder.tokenizer import FolderTokenizer

@@ -20,7 +20,7 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
 )
-from llm_spec.message_format.formats import FORMATS
+from llm_spec.contract.formats import FORMATS
 from llm_spec.testing import RandomDraft
 
 

@@ -22,9 +22,9 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.answer_emitter import AnswerEmitter
-from llm_spec.events import StreamEvent
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.formats import FORMATS, MessageFormat, ReasoningMarks
 from llm_spec.generation import TokenRound
-from llm_spec.message_format.formats import FORMATS, MessageFormat, ReasoningMarks
 from llm_spec.message_format.parser import MessageParser
 from llm_spec.openai_chat import ChunkReader
 from llm_spec.testing import LocalProvider, TableModel

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from llm_spec import ChatRequest, SpeculativeDecoder, StreamEvent, TargetError, TextDelta, Usage
-from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.metered import MeteredTarget
 from llm_spec.metering import TokenMeter

@@ -19,10 +19,10 @@ from llm_spec import (
     Timings,
     Usage,
 )
-from llm_spec.errors import TransientError
-from llm_spec.events import StreamEvent
+from llm_spec.contract.errors import TransientError
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.request import ChatRequest
 from llm_spec.planner import StrategyPlanner
-from llm_spec.request import ChatRequest
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 
 NAMES = ("race", "probe")

@@ -44,7 +44,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.config import BuiltinStrategyName, StrategyName
-from llm_spec.events import TargetStreamReport
+from llm_spec.contract.events import TargetStreamReport
 from llm_spec.metering import MeteredCall, TokenMeter
 from llm_spec.result import Guarantee
 from llm_spec.tokens.acceptance_name import AcceptanceName

@@ -10,8 +10,8 @@ from llm_spec_http.dialects import DIALECTS
 from llm_spec_openai.convert import build_request_body as build_openai_body
 
 from llm_spec import ChatMessage, ChatRequest, Finish, ReasoningDelta, ReasoningDetail, TextDelta
-from llm_spec.chat_response import ChatResponseBuilder
-from llm_spec.reasoning_details import merge_reasoning_details
+from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.response import ChatResponseBuilder
 
 PIECES = [
     ReasoningDetail("chat", {"type": "reasoning.text", "index": 0, "text": "a", "signature": None}),

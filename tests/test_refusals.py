@@ -26,8 +26,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.endpoint import Feature, SampledToken
+from llm_spec.contract.provider import Capabilities
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
 

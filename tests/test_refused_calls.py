@@ -26,9 +26,9 @@ from llm_spec import (
 )
 from llm_spec.budget import AnswerReservation
 from llm_spec.config import RetryPolicy
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.errors import UnsupportedError
+from llm_spec.contract.provider import Capabilities
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.errors import UnsupportedError
 from llm_spec.metered import MeteredDraft, MeteredTarget
 from llm_spec.metering import TokenMeter
 from llm_spec.testing import run_virtual

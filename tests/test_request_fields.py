@@ -13,7 +13,7 @@ from speculating_share import judge_at_server, needs_more_than_text, send_all
 from support.tool_models import FORMATS_BY_NAME, TOOLS, write_tool_model
 
 from llm_spec import ChatRequest
-from llm_spec.request_fields import (
+from llm_spec.contract.fields import (
     FIELDS,
     LIMIT_FIELDS,
     METADATA_FIELDS,

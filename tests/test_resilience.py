@@ -36,8 +36,8 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
 )
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.provider import Capabilities
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual

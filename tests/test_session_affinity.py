@@ -22,9 +22,9 @@ from llm_spec import (
     SpeculativeDecoder,
     TextDelta,
 )
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.request import Messages
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import Messages
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency

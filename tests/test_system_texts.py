@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.messages import ChatMessage, ToolCall
-from llm_spec.system_texts import (
+from llm_spec.contract.messages import ChatMessage, ToolCall
+from llm_spec.contract.system_texts import (
     join_neighbouring_user_messages,
     mark_system_text,
     place_later_system_texts,

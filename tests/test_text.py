@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_spec.contract.local import Tokenizer
-from llm_spec.events import Origin, TextDelta
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import Origin, TextDelta
+from llm_spec.contract.model import Tokenizer
+from llm_spec.contract.request import ChatRequest
 from llm_spec.testing import ByteTokenizer, CharTokenizer
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 

@@ -34,8 +34,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.provider import Capabilities
 from llm_spec.openai_chat import ChunkReader
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from llm_spec.request_fields import TABLE, RequestFieldGroup
+from llm_spec.contract.fields import TABLE, RequestFieldGroup
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "request-fields.md"
 HEAD: Final = "| fields | of | at a server | in this process | why, or how |\n| --- | --- | --- | --- | --- |\n"

@@ -25,11 +25,11 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import aiohttp
 
 from llm_spec import ChatRequest, LlmSpecError, SpeculativeConfig, SpeculativeDecoder
+from llm_spec.contract.tools import find_constrained_part
 from llm_spec.server import ModelConfig, Server, ServerConfig
 from llm_spec.server.apis import APIS
 from llm_spec.server.problems import HttpProblem
 from llm_spec.strategies.base import find_multi_call_refusal
-from llm_spec.tools import find_constrained_part
 
 _MAX_TOKENS: Final = 4
 _MEDIA_TYPES: Final = frozenset(

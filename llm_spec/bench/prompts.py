@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ChatMessage
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.messages import ChatMessage
 
 __all__ = ["BenchPrompt", "get_default_prompts", "load_prompts", "prompt_from_text", "sample_prompts"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from llm_spec.bench.records import AnswerRecord
 from llm_spec.bench.report import BenchReport
 from llm_spec.bench.report_html import render_report_page
-from llm_spec.errors import ConfigError, InvalidRequestError
+from llm_spec.contract.errors import ConfigError, InvalidRequestError
 
 __all__ = ["check_report_path", "render_csv", "render_json", "write_report"]
 

@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
-from llm_spec._checks import check_number
 from llm_spec._clock import now
 from llm_spec.bench.contenders import Contender, format_error_without_secrets
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord, make_answer_record
 from llm_spec.bench.rotation import iterate_contender_orders
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
+from llm_spec.contract.errors import ConfigError, LlmSpecError, TargetError
+from llm_spec.contract.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.messages import ChatMessage
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError, LlmSpecError, TargetError
-from llm_spec.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.messages import ChatMessage
-from llm_spec.request import ChatRequest
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["BenchOptions", "BenchRun"]

@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from llm_spec.events import FinishReason, Usage
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import FinishReason, Usage
+from llm_spec.contract.request import ChatRequest
 
 if TYPE_CHECKING:
-    from llm_spec.contract.local import TokenDrafter, TokenModel
+    from llm_spec.contract.model import TokenDrafter, TokenModel
 
 __all__ = [
     "DraftCapabilities",

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from llm_spec.events import FinishReason, StreamEvent
-from llm_spec.messages import ToolCall
-from llm_spec.request import ChatRequest, Sampling
+from llm_spec.contract.events import FinishReason, StreamEvent
+from llm_spec.contract.messages import ToolCall
+from llm_spec.contract.request import ChatRequest, Sampling
 
 __all__ = [
     "ConstrainedStreaming",

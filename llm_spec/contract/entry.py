@@ -6,9 +6,9 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TargetFeature
+from llm_spec.contract.provider import LlmProvider
 
 __all__ = ["ProviderEntry"]
 

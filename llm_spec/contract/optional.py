@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import (
     DraftCapabilities,
     DraftProvider,
@@ -15,10 +14,11 @@ from llm_spec.contract.draft import (
     PerRequestDraft,
     get_draft_capabilities,
 )
-from llm_spec.contract.local import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
-from llm_spec.errors import DraftError
-from llm_spec.events import StreamEvent
-from llm_spec.request import ChatRequest
+from llm_spec.contract.errors import DraftError
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.model import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 
 __all__ = [
     "RequestOptionalDrafter",

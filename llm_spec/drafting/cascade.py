@@ -17,10 +17,11 @@ from copy import deepcopy
 from functools import partial
 from typing import Final
 
-from llm_spec._checks import check_number
 from llm_spec._iterators import as_closable_generator
+from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
-from llm_spec.contract.local import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import (
     RequestOptionalDrafter,
     copy_draft_for_new_client,
@@ -28,10 +29,9 @@ from llm_spec.contract.optional import (
     open_draft_for_request,
     open_token_draft,
 )
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.draft_worth import DraftWorth
 from llm_spec.drafting.token_checks import check_draft_token, get_confidence_before_sampling
-from llm_spec.errors import ConfigError
-from llm_spec.request import ChatRequest
 
 __all__ = ["CascadeDraft"]
 

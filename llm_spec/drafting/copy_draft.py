@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
-from llm_spec.request import ChatRequest
 
 __all__ = ["CopyDraft"]
 

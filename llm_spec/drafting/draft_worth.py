@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
-from llm_spec.contract.local import DraftToken
+from llm_spec.contract.model import DraftToken
 from llm_spec.drafting.token_checks import get_confidence_before_sampling
 from llm_spec.tokens.statistics import AcceptanceEstimate, RobustTokenCostAverage
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, Literal, TypeAlias
 
-from llm_spec.contract.local import DraftToken, Tokenizer
+from llm_spec.contract.model import DraftToken, Tokenizer
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.drafting.written_forms import (
     escape_for_json_string,
@@ -20,7 +21,6 @@ from llm_spec.drafting.written_forms import (
     iterate_unescaped_tool_texts,
     uses_tools,
 )
-from llm_spec.request import ChatRequest
 
 __all__ = ["DraftSource", "ReformattedTextDrafter"]
 

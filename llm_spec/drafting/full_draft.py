@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.contract.errors import format_error_line
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
-from llm_spec.errors import format_error_line
-from llm_spec.request import ChatRequest
 
 __all__ = ["FullDraft"]
 

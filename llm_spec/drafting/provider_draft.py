@@ -8,15 +8,15 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.errors import DraftError
+from llm_spec.contract.events import Finish, ReasoningDelta, StreamEvent, TextDelta
+from llm_spec.contract.fields import METADATA_FIELDS
+from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import WrappedDraft, stream_with_token_ids_if_possible
-from llm_spec.errors import DraftError
-from llm_spec.events import Finish, ReasoningDelta, StreamEvent, TextDelta
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.prefill import prefill_prompt
-from llm_spec.request import ChatRequest
-from llm_spec.request_fields import METADATA_FIELDS
 
 __all__ = ["ProviderDraft"]
 

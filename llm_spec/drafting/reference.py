@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Final
 
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
-from llm_spec.contract.local import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.model import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import iterate_pieces_yielding_to_loop, take_last_pieces
-from llm_spec.request import ChatRequest
 
 __all__ = ["ReferenceDraft"]
 

@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
-from llm_spec._checks import check_number
+from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import RequestOptionalDrafter
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.form_follower import DraftSource, ReformattedTextDrafter
 from llm_spec.drafting.occurrences import OccurrenceMatch
 from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
 from llm_spec.drafting.text_index import ConversationIndex
-from llm_spec.errors import ConfigError
-from llm_spec.request import ChatRequest
 
 __all__ = ["SUFFIX_DRAFT", "SuffixDraft"]
 

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from llm_spec.contract.messages import ChatMessage
+from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
 from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iterate_piece_ends
 from llm_spec.drafting.written_forms import iterate_unescaped_tool_texts, uses_tools
-from llm_spec.messages import ChatMessage
-from llm_spec.request import ChatRequest
 
 __all__ = ["ConversationIndex", "TextIndex"]
 

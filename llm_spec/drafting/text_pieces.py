@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Final, cast
 
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.errors import DraftError
-from llm_spec.events import TextDelta, Usage
-from llm_spec.request import ChatRequest
+from llm_spec.contract.errors import DraftError
+from llm_spec.contract.events import TextDelta, Usage
+from llm_spec.contract.request import ChatRequest
 
 __all__ = [
     "PIECES_PER_LOOP_TURN",

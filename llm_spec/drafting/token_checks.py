@@ -13,8 +13,8 @@ from typing import Final, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import DraftToken
-from llm_spec.errors import DraftError
+from llm_spec.contract.errors import DraftError
+from llm_spec.contract.model import DraftToken
 
 __all__ = ["ReadOnlyTokenIds", "check_confidence", "check_draft_token", "get_confidence_before_sampling"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
-from llm_spec.messages import ChatMessage
-from llm_spec.request import ChatRequest
+from llm_spec.contract.messages import ChatMessage
+from llm_spec.contract.request import ChatRequest
 
 __all__ = [
     "escape_for_json_string",

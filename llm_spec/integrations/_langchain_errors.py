@@ -22,7 +22,7 @@ from langchain_core.exceptions import (
 from langchain_core.messages import AIMessageChunk, BaseMessage, message_chunk_to_message
 from langchain_core.messages.ai import add_ai_message_chunks
 
-from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
+from llm_spec.contract.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
 __all__ = ["acheck_refusal", "check_refusal", "raise_as_langchain_errors"]
 

@@ -24,13 +24,13 @@ from langchain_core.messages.tool import InvalidToolCall, invalid_tool_call, too
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.json import parse_partial_json
 
-from llm_spec.chat_response import append_tool_call_delta
-from llm_spec.errors import InvalidRequestError
-from llm_spec.events import AnswerDetail, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.events import AnswerDetail, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
+from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json, split_provider_name
-from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
 from llm_spec.openai_logprobs import build_chat_logprobs
-from llm_spec.reasoning_details import merge_reasoning_details
 
 __all__ = [
     "ChunkBuilder",

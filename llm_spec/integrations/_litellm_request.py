@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from llm_spec.errors import InvalidRequestError
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.messages import ChatMessage, NativeMessage, ReasoningDetail
+from llm_spec.contract.request import ChatRequest
 from llm_spec.integrations._shared import build_request_options
-from llm_spec.messages import ChatMessage, NativeMessage, ReasoningDetail
-from llm_spec.request import ChatRequest
 
 __all__ = ["REPORT_FIELD", "build_request_from_litellm"]
 

@@ -10,8 +10,8 @@ import llm
 from llm.parts import AttachmentPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, field_validator
 
-from llm_spec.messages import ChatMessage, ReasoningDetail, Role, ToolCall
-from llm_spec.request import ChatRequest, RequestOptions
+from llm_spec.contract.messages import ChatMessage, ReasoningDetail, Role, ToolCall
+from llm_spec.contract.request import ChatRequest, RequestOptions
 
 __all__ = ["SpeculativeOptions", "build_reasoning_metadata", "convert_prompt_to_request"]
 

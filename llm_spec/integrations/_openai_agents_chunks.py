@@ -9,12 +9,12 @@ from uuid import uuid4
 
 from openai.types.chat import ChatCompletionChunk
 
-from llm_spec.events import AnswerDetail, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.events import AnswerDetail, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.messages import ReasoningDetail
+from llm_spec.contract.reasoning_details import build_thinking_blocks, merge_chat_details
+from llm_spec.contract.request import ChatRequest
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
-from llm_spec.messages import ReasoningDetail
 from llm_spec.openai_logprobs import build_chat_logprobs
-from llm_spec.reasoning_details import build_thinking_blocks, merge_chat_details
-from llm_spec.request import ChatRequest
 
 __all__ = ["ChatChunkStream"]
 

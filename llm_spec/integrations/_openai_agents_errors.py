@@ -22,7 +22,7 @@ from openai import (
     UnprocessableEntityError,
 )
 
-from llm_spec.errors import CircuitOpenError, InvalidRequestError, LlmSpecError, TargetError, TransientError
+from llm_spec.contract.errors import CircuitOpenError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 
 __all__ = ["raise_as_openai_errors"]
 

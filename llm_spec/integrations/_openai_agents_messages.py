@@ -19,7 +19,7 @@ from agents.models.reasoning_content_replay import (
     default_should_replay_reasoning_content,
 )
 
-from llm_spec.messages import ApiName, ChatMessage, ReasoningDetail
+from llm_spec.contract.messages import ApiName, ChatMessage, ReasoningDetail
 
 __all__ = ["REASONING_DETAILS", "convert_items_to_messages"]
 

@@ -20,7 +20,7 @@ from pydantic_ai.exceptions import (
     ModelUnavailableError,
 )
 
-from llm_spec.errors import (
+from llm_spec.contract.errors import (
     BudgetError,
     CircuitOpenError,
     InvalidRequestError,

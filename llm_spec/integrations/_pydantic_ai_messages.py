@@ -30,9 +30,9 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.profiles import ModelProfile
 
+from llm_spec.contract.messages import ChatMessage, ToolCall
 from llm_spec.integrations._pydantic_ai_files import FormatTextFile, convert_user_content_to_openai
 from llm_spec.integrations._pydantic_ai_reasoning import can_only_be_text, collect_reasoning
-from llm_spec.messages import ChatMessage, ToolCall
 
 __all__ = ["MessageConverter"]
 

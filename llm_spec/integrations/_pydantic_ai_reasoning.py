@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, cast
 from pydantic_ai.messages import ModelResponse, ModelResponsePart, TextPart, ThinkingPart
 from pydantic_ai.profiles import DEFAULT_THINKING_TAGS, ModelProfile
 
-from llm_spec.messages import ReasoningDetail
+from llm_spec.contract.messages import ReasoningDetail
 
 __all__ = [
     "CONTENT_ID",

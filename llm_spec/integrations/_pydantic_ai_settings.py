@@ -19,11 +19,11 @@ from pydantic_ai.profiles.openai import OPENAI_REASONING_EFFORT_MAP, SAMPLING_PA
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
-from llm_spec.contract.chat import Capabilities
-from llm_spec.errors import InvalidRequestError
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.request import RequestOptions
 from llm_spec.integrations._pydantic_ai_names import Target
 from llm_spec.integrations._shared import convert_logprob_options, convert_prediction
-from llm_spec.request import RequestOptions
 
 __all__ = ["KEPT_ANNOTATIONS", "build_request_options", "warn_about_unused_settings"]
 

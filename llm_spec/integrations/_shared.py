@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from llm_spec.config import SpeculativeConfig, Timeouts
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import InvalidRequestError, TargetError
+from llm_spec.contract.events import Finish, StreamEvent, Usage
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest, RequestOptions
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import InvalidRequestError, TargetError
-from llm_spec.events import Finish, StreamEvent, Usage
 from llm_spec.integrations._bridge import EventLoopBridge
-from llm_spec.request import ChatRequest, RequestOptions
 from llm_spec.result import SpeculativeFinish
 
 __all__ = [

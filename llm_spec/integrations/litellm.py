@@ -29,9 +29,8 @@ from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponse
 
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.errors import (
+from llm_spec.contract.errors import (
     CircuitOpenError,
     ConfigError,
     InvalidRequestError,
@@ -39,7 +38,8 @@ from llm_spec.errors import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.events import StreamEvent
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.provider import LlmProvider
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._litellm_answer import Chunk, ChunkBuilder, fill_response
 from llm_spec.integrations._litellm_params import declare_supported_params, forget_prices, register_price

@@ -33,14 +33,17 @@ import click
 import llm
 from llm.parts import StreamEvent
 
-from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import ConfigError, LlmSpecError
+from llm_spec.contract.events import AnswerDetail, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from llm_spec.contract.events import StreamEvent as AnswerEvent
+from llm_spec.contract.messages import ReasoningDetail, ToolCall
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError, LlmSpecError
-from llm_spec.events import AnswerDetail, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from llm_spec.events import StreamEvent as AnswerEvent
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import (
     SpeculativeOptions,
@@ -48,10 +51,7 @@ from llm_spec.integrations._llm_plugin_request import (
     convert_prompt_to_request,
 )
 from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json, split_provider_name
-from llm_spec.messages import ReasoningDetail, ToolCall
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
-from llm_spec.reasoning_details import merge_reasoning_details
-from llm_spec.request import ChatRequest
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]
 

@@ -48,9 +48,10 @@ from openai.types.responses import Response, ResponseOutputItem, ResponseReasoni
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.errors import CircuitOpenError, TransientError
+from llm_spec.contract.errors import CircuitOpenError, TransientError
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
 from llm_spec.integrations._openai_agents_errors import raise_as_openai_errors
 from llm_spec.integrations._openai_agents_messages import REASONING_DETAILS, convert_items_to_messages
@@ -61,7 +62,6 @@ from llm_spec.integrations._shared import (
     build_request_options,
     split_provider_name,
 )
-from llm_spec.request import ChatRequest
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 

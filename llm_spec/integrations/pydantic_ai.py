@@ -31,10 +31,11 @@ from pydantic_ai.profiles import ModelProfile, ModelProfileSpec
 from pydantic_ai.settings import ModelSettings, merge_model_settings
 
 from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import ConfigError, InvalidRequestError, LlmSpecError
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError, InvalidRequestError, LlmSpecError
 from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_ai
 from llm_spec.integrations._pydantic_ai_messages import MessageConverter
 from llm_spec.integrations._pydantic_ai_names import describe_target
@@ -52,7 +53,6 @@ from llm_spec.integrations._pydantic_ai_settings import (
 )
 from llm_spec.integrations._pydantic_ai_stream import SpeculativeStreamedResponse, find_request_span
 from llm_spec.integrations._shared import ProviderSource, TaskReadEventStream
-from llm_spec.request import ChatRequest
 
 __all__ = ["SpeculativeModel", "SpeculativeStreamedResponse"]
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from llm_spec.message_format.formats import ARGUMENTS_KEYS, SPACE, MessageFormat
+from llm_spec.contract.formats import ARGUMENTS_KEYS, SPACE, MessageFormat
 
 __all__ = ["ToolCallScanner", "WrittenToolCall", "parse_tool_calls"]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard, cast
 
-from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
-from llm_spec.tools import Tool, ToolUse
+from llm_spec.contract.formats import MessageFormat, ReasoningMarks
+from llm_spec.contract.tools import Tool, ToolUse
 
 __all__ = ["write_tool_grammar"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llm_spec.messages import ChatMessage, ToolCall
-from llm_spec.system_texts import join_neighbouring_user_messages, mark_system_text, place_system_texts
+from llm_spec.contract.messages import ChatMessage, ToolCall
+from llm_spec.contract.system_texts import join_neighbouring_user_messages, mark_system_text, place_system_texts
 
 __all__ = ["RenderMessages", "TemplateTraits", "arrange_messages", "find_template_traits"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec._lazy import make_lazy_exports
+from llm_spec.contract._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
     from llm_spec.server.app import Server as Server

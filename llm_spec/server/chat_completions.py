@@ -13,8 +13,8 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, cast
 
 from llm_spec.answer_details import merge_detail
-from llm_spec.errors import InvalidRequestError
-from llm_spec.events import (
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.events import (
     AnswerDetail,
     AnswerStarted,
     Fallback,
@@ -27,11 +27,11 @@ from llm_spec.events import (
     TextDelta,
     ToolCallDelta,
 )
+from llm_spec.contract.messages import ReasoningDetail
+from llm_spec.contract.reasoning_details import merge_chat_details
 from llm_spec.json_text import dumps_ascii
-from llm_spec.messages import ReasoningDetail
 from llm_spec.openai_chunks import build_tool_call_delta
 from llm_spec.openai_logprobs import build_chat_logprobs
-from llm_spec.reasoning_details import merge_chat_details
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.encoding import (

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
-from llm_spec.errors import ConfigError, LlmSpecError
-from llm_spec.request import ChatRequest
+from llm_spec.contract.errors import ConfigError, LlmSpecError
+from llm_spec.contract.request import ChatRequest
 from llm_spec.server.clients import ClientRegistry
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.models import ServedModels

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from llm_spec._checks import check_number
-from llm_spec.errors import InvalidRequestError
-from llm_spec.events import StreamEvent, TextDelta
-from llm_spec.messages import ChatMessage
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.events import StreamEvent, TextDelta
+from llm_spec.contract.messages import ChatMessage
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.chat_completions import build_chat_usage

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from llm_spec.errors import ConfigError, LlmSpecError
+from llm_spec.contract.errors import ConfigError, LlmSpecError
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics_files import clear_worker_gauges, create_metrics_folder
 from llm_spec.server.supervisor import WorkerSupervisor, create_memory_file, exit_on_signal

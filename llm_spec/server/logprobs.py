@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.events import TokenLogprob
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.events import TokenLogprob
 from llm_spec.openai_logprobs import make_logprob_finite
 from llm_spec.server.request_fields import Body, Json, get_typed_field
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ApiName, ChatMessage, NativeMessage, Role, ToolCall
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.messages import ApiName, ChatMessage, NativeMessage, Role, ToolCall
+from llm_spec.contract.system_texts import strip_billing_header
 from llm_spec.server.messages_content import (
     convert_blocks_to_content,
     convert_tool_result_to_content,
@@ -33,7 +34,6 @@ from llm_spec.server.request_fields import (
     get_typed_field,
     parse_stop_strings,
 )
-from llm_spec.system_texts import strip_billing_header
 
 __all__ = ["parse_messages_request"]
 

@@ -27,13 +27,13 @@ from prometheus_client import (
 )
 from prometheus_client.samples import Sample
 
-from llm_spec.events import Usage
+from llm_spec.contract.events import Usage
+from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.acceptance import get_stats_of_verified_drafts
 from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import HttpProblem
-from llm_spec.stats import SpeculativeStats
 from llm_spec.strategies.registry import PLAIN
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics", "use_worker_metrics_files"]

@@ -1,4 +1,4 @@
-"""Which fields of a request go to a target that this server does not read itself (`llm_spec.request_fields`). Pure.
+"""Which fields of a request go to a target that this server does not read itself (`llm_spec.contract.fields`). Pure.
 
 A client speaks with the operator's key, to the operator's server. What passes by default says how to sample, think,
 call tools and keep to a form, labels a request, or caches it. What loads things (`lora`, `chat_template`), reaches
@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.request_fields import LIMIT_FIELDS, PASSED_FIELDS, find_local_field_use
+from llm_spec.contract.fields import LIMIT_FIELDS, PASSED_FIELDS, find_local_field_use
 from llm_spec.server.request_fields import ParsedRequest
 
 __all__ = ["ALL_FIELDS", "build_dropped_fields_header", "drop_unsafe_fields"]

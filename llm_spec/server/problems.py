@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any, Final
 
-from llm_spec import errors
-from llm_spec.errors import (
+from llm_spec.contract import errors
+from llm_spec.contract.errors import (
     CircuitOpenError,
     InvalidRequestError,
     LlmSpecError,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from llm_spec.answer_details import merge_detail
-from llm_spec.events import Usage
+from llm_spec.contract.events import Usage
 from llm_spec.json_text import MAX_INT
 from llm_spec.openai_chat import DETAIL_FIELDS
 from llm_spec.openai_usage import parse_usage

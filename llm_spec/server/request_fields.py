@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ChatMessage, ToolCallKind
-from llm_spec.request import ChatRequest, Sampling
-from llm_spec.request_fields import FIELDS, find_local_field_use
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.fields import FIELDS, find_local_field_use
+from llm_spec.contract.messages import ChatMessage, ToolCallKind
+from llm_spec.contract.request import ChatRequest, Sampling
 
 __all__ = [
     "Body",

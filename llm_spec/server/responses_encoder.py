@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-from llm_spec.events import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.messages import ToolCall
+from llm_spec.contract.events import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.messages import ToolCall
 from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.compaction import build_compaction_item, is_compaction_requested

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from llm_spec.messages import ToolCall
+from llm_spec.contract.messages import ToolCall
 from llm_spec.server.custom_tool_input import CustomInputDecoder
 from llm_spec.server.request_fields import ClientTool, Json
 

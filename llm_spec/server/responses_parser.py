@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias, cast
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ChatMessage, ContentPart, Role, ToolCall
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.messages import ChatMessage, ContentPart, Role, ToolCall
 from llm_spec.server.compaction import COMPACTION_REQUEST, is_compaction_requested, read_compaction_item
 from llm_spec.server.custom_tool_input import encode_custom_input
 from llm_spec.server.logprobs import get_requested_top_logprobs

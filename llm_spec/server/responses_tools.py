@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ToolCallKind
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.messages import ToolCallKind
 from llm_spec.server.custom_tool_input import INPUT_FIELD
 from llm_spec.server.request_fields import Body, ClientTool, Json, get_object_field, get_object_list_field
 

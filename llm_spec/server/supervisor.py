@@ -13,7 +13,7 @@ from contextlib import suppress
 from io import BufferedRandom
 from typing import Any, BinaryIO, Final, NoReturn
 
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 from llm_spec.server.worker_process import (
     READY,
     SupervisedWorker,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from llm_spec.contract.chat import InputTokenCounter, LlmProvider
+from llm_spec.contract.errors import InvalidRequestError, LlmSpecError
+from llm_spec.contract.provider import InputTokenCounter, LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.counting import estimate_request_tokens
-from llm_spec.errors import InvalidRequestError, LlmSpecError
-from llm_spec.request import ChatRequest
 
 __all__ = ["count_request_tokens"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
-from llm_spec.messages import ChatMessage, ContentPart, NativeMessage
+from llm_spec.contract.messages import ChatMessage, ContentPart, NativeMessage
+from llm_spec.contract.system_texts import SYSTEM_ROLES, keep_unless_changed
 from llm_spec.server.request_fields import ParsedRequest
-from llm_spec.system_texts import SYSTEM_ROLES, keep_unless_changed
 
 __all__ = ["place_images_of_request", "place_tool_images"]
 

@@ -13,11 +13,11 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.events import ChatResponse, Finish, StreamEvent, TextDelta, Usage
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import ChatResponse, Finish, StreamEvent, TextDelta, Usage
-from llm_spec.request import ChatRequest
 from llm_spec.strategies.judge_verdict import split_into_passages
 
 __all__ = ["SimulatedHostedModel"]

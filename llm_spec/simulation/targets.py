@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import SampledToken
+from llm_spec.contract.events import ChatResponse, Finish, StreamEvent, TextDelta, Usage
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.request import ChatRequest, Sampling
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import ChatResponse, Finish, StreamEvent, TextDelta, Usage
-from llm_spec.request import ChatRequest, Sampling
 
 __all__ = ["SimulatedDraft", "SimulatedTarget"]
 

@@ -7,17 +7,17 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.errors import InvalidRequestError, UnsupportedError
+from llm_spec.contract.events import Guarantee, StreamEvent
+from llm_spec.contract.fields import allows_prediction, prevents_multi_call_answer
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.tools import parse_tool_use
 from llm_spec.deadline import Deadline
-from llm_spec.errors import InvalidRequestError, UnsupportedError
-from llm_spec.events import Guarantee, StreamEvent
 from llm_spec.pair_stats import PairStats
-from llm_spec.request import ChatRequest
-from llm_spec.request_fields import allows_prediction, prevents_multi_call_answer
 from llm_spec.strategies.limits import Limits
 from llm_spec.tokens.lookahead import LookaheadCostMemory
-from llm_spec.tools import parse_tool_use
 
 __all__ = [
     "ConstraintBegunError",

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from llm_spec.messages import ChatMessage
-from llm_spec.request import ChatRequest
+from llm_spec.contract.messages import ChatMessage
+from llm_spec.contract.request import ChatRequest
 
 __all__ = [
     "JudgeVerdict",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
-from llm_spec._checks import check_number
-from llm_spec.errors import ConfigError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import ConfigError
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 

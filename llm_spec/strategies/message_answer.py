@@ -27,8 +27,6 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from llm_spec._clock import get_loop_clock
-from llm_spec.chat_response import append_tool_call_delta, complete_from_stream
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
     ConstrainedStreaming,
@@ -38,9 +36,8 @@ from llm_spec.contract.endpoint import (
     SampledToken,
     TokenEndpoint,
 )
-from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
-from llm_spec.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
-from llm_spec.events import (
+from llm_spec.contract.errors import LlmSpecError, TargetError, TransientError, UnsupportedError, format_error_line
+from llm_spec.contract.events import (
     AnswerDetail,
     ChatResponse,
     Fallback,
@@ -51,8 +48,12 @@ from llm_spec.events import (
     TextDelta,
     ToolCallDelta,
 )
-from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
-from llm_spec.request import ChatRequest, Sampling
+from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
+from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest, Sampling
+from llm_spec.contract.response import append_tool_call_delta, complete_from_stream
+from llm_spec.contract.tools import find_constrained_part, find_message_parts
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,
@@ -62,7 +63,6 @@ from llm_spec.strategies.base import (
 )
 from llm_spec.strategies.registry import Prepare
 from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark
-from llm_spec.tools import find_constrained_part, find_message_parts
 
 __all__ = ["prepare_with_message_parser"]
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from llm_spec.contract.chat import LlmProvider
-from llm_spec.events import StreamEvent
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee, count_call_if_target_is_metered
 from llm_spec.strategies.limits import Limits
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
-from llm_spec.events import StreamEvent
-from llm_spec.request import Sampling
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.request import Sampling
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llm_spec.contract.events import Finish, TextDelta
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import Finish, TextDelta
 from llm_spec.pair_stats import StreamTimer
 
 __all__ = ["DraftPieceTimes", "RaceStream", "StreamRoundFigures"]

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import Discoverable, SampledToken, TokenEndpoint
-from llm_spec.errors import LlmSpecError, TargetError
-from llm_spec.events import Finish, Guarantee, GuaranteeWeakened, StreamEvent, TextDelta
-from llm_spec.request import ChatRequest
+from llm_spec.contract.errors import LlmSpecError, TargetError
+from llm_spec.contract.events import Finish, Guarantee, GuaranteeWeakened, StreamEvent, TextDelta
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.request import ChatRequest
 
 __all__ = [
     "CannotContinueError",

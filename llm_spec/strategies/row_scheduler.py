@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.events import Origin
+from llm_spec.contract.events import Origin
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, SingleCall, expect_right_tokens
 from llm_spec.strategies.drafted_tokens import DraftedTokens

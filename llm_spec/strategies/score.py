@@ -12,9 +12,9 @@ from typing import Final
 
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer, TopTokens
-from llm_spec.errors import TargetError
-from llm_spec.events import StreamEvent
-from llm_spec.request import Sampling
+from llm_spec.contract.errors import TargetError
+from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.request import Sampling
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from llm_spec.contract.events import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.drafting.text_pieces import count_piece_tokens, count_words, iterate_piece_ends, split_into_pieces
-from llm_spec.events import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.pair_stats import PairStats
 from llm_spec.strategies.race_stream import DraftPieceTimes, RaceStream
 

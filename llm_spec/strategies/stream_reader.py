@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import MIN_BASELINE_TOKENS, TargetSpeedBaseline
-from llm_spec.events import Finish, StreamEvent
+from llm_spec.contract.events import Finish, StreamEvent
 from llm_spec.pair_stats import StreamTimer
 from llm_spec.strategies.draft_gate import DraftGate
 

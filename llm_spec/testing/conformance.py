@@ -17,11 +17,11 @@ from typing import Any, Final, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftPiece, DraftProvider
-from llm_spec.contract.local import DraftToken, TokenDrafter, TokenModel
-from llm_spec.events import Finish, FinishReason, StreamEvent, TextDelta
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import Finish, FinishReason, StreamEvent, TextDelta
+from llm_spec.contract.model import DraftToken, TokenDrafter, TokenModel
+from llm_spec.contract.provider import Capabilities, LlmProvider
+from llm_spec.contract.request import ChatRequest
 from llm_spec.testing.stream_checks import (
     ConformanceError,
     SubjectUnderTest,

@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from llm_spec._checks import check_number
 from llm_spec.addresses import strip_credentials
+from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
-from llm_spec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llm_spec.request import ChatRequest
+    from llm_spec.contract.request import ChatRequest
 
 __all__ = ["RANDOM_DRAFT", "RandomDraft"]
 

@@ -11,13 +11,13 @@ from contextlib import aclosing, asynccontextmanager
 from itertools import islice
 from typing import Any, Final, TypeAlias, cast
 
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.entry import ProviderEntry
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.events import ChatResponse, Finish, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.text_pieces import count_prompt_pieces, iterate_piece_ends
-from llm_spec.errors import InvalidRequestError
-from llm_spec.events import ChatResponse, Finish, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.request import ChatRequest
 
 __all__ = ["RULES", "RuleBasedProvider"]
 

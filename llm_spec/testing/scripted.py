@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from typing import Literal, TypeAlias
 
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.events import ChatResponse, Finish, FinishReason, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import ChatResponse, Finish, FinishReason, StoppedBy, StreamEvent, TextDelta, Usage
-from llm_spec.request import ChatRequest
 
 __all__ = ["Script", "ScriptedProvider"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.events import TextDelta
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import TextDelta
+from llm_spec.contract.request import ChatRequest
 
 __all__ = [
     "ConformanceError",

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import Tokenizer, TokenModel
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.model import Tokenizer, TokenModel
 from llm_spec.drafting.ngrams import NgramIndex
-from llm_spec.errors import InvalidRequestError
 from llm_spec.forks import reset_in_forked_child
 from llm_spec.token_model_provider import TokenModelProvider
 
 if TYPE_CHECKING:
-    from llm_spec.request import ChatRequest
+    from llm_spec.contract.request import ChatRequest
 
 __all__ = ["ByteTokenizer", "CharTokenizer", "LocalProvider", "TableModel"]
 

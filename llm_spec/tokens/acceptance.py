@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import DraftToken
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.model import DraftToken
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.sampling import FloatArray, Sampler, check_best_logit_is_finite

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from llm_spec._checks import check_number
-from llm_spec.contract.local import PassCosts
-from llm_spec.errors import ConfigError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.model import PassCosts
 from llm_spec.tokens.calibration import (
     NUM_CONFIDENCE_RANGES,
     CalibrationMemory,

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.request import Sampling
+from llm_spec.contract.errors import InvalidRequestError, ModelOutputError
+from llm_spec.contract.request import Sampling
 from llm_spec.tokens.token_scores import DenseScorer, SparseScorer, TokenScorer
 
 __all__ = [

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from llm_spec._checks import check_number
-from llm_spec.errors import ConfigError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import ConfigError
 
 __all__ = [
     "AcceptanceEstimate",

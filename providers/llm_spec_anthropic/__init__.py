@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError
 from llm_spec.contract.entry import ProviderEntry
-from llm_spec.errors import MissingExtraError
+from llm_spec.contract.errors import MissingExtraError
 from llm_spec_anthropic.models import can_model_continue_prefix
 
 if TYPE_CHECKING:

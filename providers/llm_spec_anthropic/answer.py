@@ -30,7 +30,7 @@ from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, Usage
 from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.events import FinishReason, StoppedBy
+from llm_spec.contract.events import FinishReason, StoppedBy
 from llm_spec.finish_reasons import read_finish_reason
 from llm_spec.openai_calls import ToolCallReader
 from llm_spec.surrogates import SurrogateJoiner, is_encodable

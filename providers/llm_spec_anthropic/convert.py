@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, ToolCall
-from llm_spec.messages import ContentPart
-from llm_spec.system_texts import place_later_system_texts
+from llm_spec.contract.messages import ContentPart
+from llm_spec.contract.system_texts import place_later_system_texts
 from llm_spec_anthropic.fields import translate_openai_fields
 from llm_spec_anthropic.models import can_model_continue_prefix, get_default_max_tokens
 

@@ -1,7 +1,7 @@
 """Fields of OpenAI's APIs in the words of Anthropic's messages. Pure.
 
 What Anthropic's API has as well is known from its own SDK, and every other field that clients send from the table of
-fields (`llm_spec.request_fields`). The API answers 400 to a field that it does not know.
+fields (`llm_spec.contract.fields`). The API answers 400 to a field that it does not know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from anthropic.types.beta.message_create_params import MessageCreateParamsBase a
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.request_fields import FIELDS, is_default_value
+from llm_spec.contract.fields import FIELDS, is_default_value
 from llm_spec_anthropic.models import can_model_take_effort
 
 __all__ = ["KNOWN_FIELDS", "translate_openai_fields"]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import TargetError
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens
 from llm_spec.pass_threads import run_pass
 

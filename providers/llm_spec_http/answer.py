@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from llm_spec import ChatResponse, StreamEvent, TextDelta, TransientError
-from llm_spec.chat_response import ChatResponseBuilder
+from llm_spec.contract.response import ChatResponseBuilder
 from llm_spec.openai_chat import ChunkReader
 from llm_spec.openai_chunks import ChunkNormalizer
 from llm_spec_http.client import HttpClient

@@ -23,9 +23,9 @@ from typing import Any, Final
 import numpy as np
 
 from llm_spec import ConfigError
-from llm_spec.contract.local import TokenSession
+from llm_spec.contract.errors import ModelLoadError
+from llm_spec.contract.model import TokenSession
 from llm_spec.cores import count_usable_cores
-from llm_spec.errors import ModelLoadError
 from llm_spec.model_folder.files import find_file, read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.prefill import prefill_prompt

@@ -23,7 +23,7 @@ from openai._streaming import ServerSentEvent  # it has no public name
 from llm_spec import ConfigError, LlmSpecError
 from llm_spec.addresses import parse_server_address, strip_credentials
 from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.contract.chat import VENDOR_FIRST_CHUNK_S
+from llm_spec.contract.provider import VENDOR_FIRST_CHUNK_S
 from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
 from llm_spec.open_calls import OpenCalls
 from llm_spec.proxies import find_proxy

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 from llm_spec.model_folder.files import read_json
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 
 __all__ = [
     "FloatArray",

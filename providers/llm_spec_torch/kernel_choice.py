@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 from llm_spec_torch.checks import check_logits_match
 from llm_spec_torch.graphs import measure_replay_s
 from llm_spec_torch.network import KeyValueCache, LayerKernels, TransformerNetwork

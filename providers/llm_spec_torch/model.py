@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from llm_spec import ConfigError, Sampling, TargetError
-from llm_spec.contract.local import TokenModel
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
+from llm_spec.contract.model import TokenModel
 from llm_spec.forks import reset_in_forked_child
 from llm_spec.model_folder.files import read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 from llm_spec_torch.linear_layers import Linear, make_linear
 from llm_spec_torch.network import AttentionShape, FoldedRmsNorm, LayerKind, LayerWeights, RmsNorm, TransformerNetwork
 

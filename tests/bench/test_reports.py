@@ -19,7 +19,7 @@ from llm_spec.bench.report import BenchReport
 from llm_spec.bench.report_files import check_report_path, render_csv, render_json, write_report
 from llm_spec.bench.report_html import render_report_page
 from llm_spec.bench.report_text import format_text_report
-from llm_spec.errors import ConfigError, InvalidRequestError
+from llm_spec.contract.errors import ConfigError, InvalidRequestError
 from llm_spec.testing import RuleBasedProvider, run_virtual
 
 from .doubles import measure, pair, plain, report_of, script

@@ -14,8 +14,8 @@ from llm_spec import ChatMessage, ChatRequest, ConfigError, PromptLookup, Stream
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.contract.endpoint import Feature
+from llm_spec.contract.errors import InvalidRequestError, TargetError
 from llm_spec.drafting.suffix import SuffixDraft
-from llm_spec.errors import InvalidRequestError, TargetError
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 from .doubles import TEXT, measure, pair, plain, prompts, report_of, script

@@ -13,7 +13,7 @@ import pytest
 from support.draft_checks import PROMPT, TARGET, choose, pieces_of
 
 from llm_spec import ChatRequest, DraftError, Finish, ProviderDraft, ReasoningDelta, StreamEvent, TextDelta, Usage
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.testing import CharTokenizer, LocalProvider, ScriptedProvider, TableModel
 
 # -------------------------------------------------------------------------------------------- providers

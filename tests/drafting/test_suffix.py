@@ -22,7 +22,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.contract.local import DraftToken, TokenDrafter
+from llm_spec.contract.model import DraftToken, TokenDrafter
 from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import SuffixMatch
 from llm_spec.generation import Generation, GenerationLimits

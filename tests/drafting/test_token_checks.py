@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llm_spec import DraftError
-from llm_spec.contract.local import DraftToken
+from llm_spec.contract.model import DraftToken
 from llm_spec.drafting.token_checks import (
     ReadOnlyTokenIds,
     check_confidence,

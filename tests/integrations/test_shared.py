@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest, Finish, SpeculativeDecoder, SpeculativeFinish, TargetError, TextDelta
-from llm_spec.errors import UnknownProviderError
+from llm_spec.contract.errors import UnknownProviderError
 from llm_spec.integrations._shared import (
     BridgedSource,
     ProviderSource,

@@ -19,8 +19,8 @@ from llm_spec import (
     ReasoningDetail,
     ToolCall,
 )
-from llm_spec.reasoning_details import merge_reasoning_details
-from llm_spec.request import Messages
+from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.request import Messages
 
 NEW, OLD = "claude-haiku-5-5", "claude-sonnet-4-5"
 CACHED = {"cache_control": {"type": "ephemeral"}}

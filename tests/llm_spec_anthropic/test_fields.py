@@ -13,8 +13,8 @@ from support.messages_wire import MessagesWire, answer_frames
 from support.serving import ask, serving
 
 from llm_spec import ChatRequest, InvalidRequestError
+from llm_spec.contract.fields import FIELDS, PASSED_FIELDS
 from llm_spec.registry import NamedProvider
-from llm_spec.request_fields import FIELDS, PASSED_FIELDS
 from llm_spec.server import ModelConfig
 
 NEW, OLD = "claude-haiku-5-5", "claude-haiku-4-5"

@@ -41,7 +41,7 @@ from llm_spec import (
     Usage,
     open_provider,
 )
-from llm_spec.errors import MissingExtraError
+from llm_spec.contract.errors import MissingExtraError
 from llm_spec.testing import check_provider_conformance
 
 pytestmark = pytest.mark.virtual_clock

@@ -10,7 +10,7 @@ from llm_spec_http.dialects import DIALECTS
 from llm_spec_openai.convert import build_request_body as build_openai_body
 
 from llm_spec import ChatMessage, ChatRequest, NativeMessage, ToolCall
-from llm_spec.request import Messages
+from llm_spec.contract.request import Messages
 
 CALL = ToolCall("c1", "f", "{}")
 REASONED = ChatMessage("assistant", None, tool_calls=(CALL,), reasoning="hmm")

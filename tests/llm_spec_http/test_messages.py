@@ -32,8 +32,8 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
 )
-from llm_spec.chat_response import ChatResponseBuilder
 from llm_spec.contract.endpoint import ParsedMessage, TokenEndpoint
+from llm_spec.contract.response import ChatResponseBuilder
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 from llm_spec.strategies.message_answer import prepare_with_message_parser
 

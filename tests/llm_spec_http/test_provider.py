@@ -37,8 +37,8 @@ from llm_spec import (
     Usage,
     open_provider,
 )
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import ChunkStreaming
+from llm_spec.contract.provider import ChunkStreaming
+from llm_spec.contract.response import complete_from_stream
 
 pytestmark = pytest.mark.virtual_clock
 

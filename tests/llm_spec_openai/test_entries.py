@@ -10,7 +10,7 @@ import llm_spec_openai
 import pytest
 
 from llm_spec import ConfigError, open_provider
-from llm_spec.errors import MissingExtraError
+from llm_spec.contract.errors import MissingExtraError
 from llm_spec.registry import registered_providers
 
 

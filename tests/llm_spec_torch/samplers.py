@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from llm_spec_torch.sampling import DeviceSampler, SamplingSwitches
 
-from llm_spec.request import Sampling
+from llm_spec.contract.request import Sampling
 
 VOCAB_SIZE = 24
 EVERYTHING = Sampling(

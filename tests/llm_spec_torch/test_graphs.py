@@ -13,7 +13,7 @@ import torch
 from llm_spec_torch import sampling as sampling_module
 from llm_spec_torch.sampling import DeviceSampler
 
-from llm_spec.request import Sampling
+from llm_spec.contract.request import Sampling
 
 from .no_sync import SyncError, no_sync
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits

@@ -32,7 +32,7 @@ from llm_spec import (
     TargetError,
     open_provider,
 )
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
 from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import check_provider_conformance, check_token_model_conformance

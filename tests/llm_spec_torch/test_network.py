@@ -12,7 +12,7 @@ import transformers
 from llm_spec_torch import TorchModel
 from support.text_checks import check_greedy_ids
 
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 
 from .conftest import FAMILIES, MakeCheckpoint
 

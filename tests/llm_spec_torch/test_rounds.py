@@ -20,7 +20,7 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
 )
-from llm_spec.events import LocalTimings
+from llm_spec.contract.events import LocalTimings
 from llm_spec.testing import RandomDraft
 from llm_spec.tokens.lookahead import LookaheadPolicy
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_torch.sampling import SamplingSwitches
 
-from llm_spec.errors import InvalidRequestError
-from llm_spec.request import Sampling
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.request import Sampling
 from llm_spec.tokens.sampling import Sampler
 
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits

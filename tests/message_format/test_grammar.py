@@ -10,12 +10,12 @@ import pytest
 from support.space_tokenizers import make_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from llm_spec.events import TextDelta, ToolCallDelta
-from llm_spec.message_format.formats import FORMATS, MessageFormat, ReasoningMarks, list_format_marks
+from llm_spec.contract.events import TextDelta, ToolCallDelta
+from llm_spec.contract.formats import FORMATS, MessageFormat, ReasoningMarks, list_format_marks
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.tools import parse_tool_use
 from llm_spec.message_format.grammar import write_tool_grammar
 from llm_spec.message_format.parser import MessageParser
-from llm_spec.request import ChatRequest
-from llm_spec.tools import parse_tool_use
 
 llguidance = pytest.importorskip("llguidance")
 BY_NAME = {row.name: row for row in FORMATS}

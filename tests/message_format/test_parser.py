@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llm_spec.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.message_format.formats import FORMATS, MessageFormat, ReasoningMarks
+from llm_spec.contract.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.formats import FORMATS, MessageFormat, ReasoningMarks
 from llm_spec.message_format.parser import MessageParser
 
 NAMES = frozenset({"get_weather", "write_file", "now"})

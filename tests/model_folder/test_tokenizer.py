@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.tiny_models import BUILTIN
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.errors import ModelLoadError
+from llm_spec.contract.errors import ModelLoadError
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 
 TOKENIZER = FolderTokenizer(BUILTIN / "target")

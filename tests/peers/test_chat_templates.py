@@ -13,8 +13,8 @@ from peers.servers import find_installed
 from support.conversations import AGENTS, SPECIAL_TOKENS, RendersPrompts, check_agents_turns, make_conversation
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError
+from llm_spec.contract.system_texts import join_neighbouring_user_messages, place_system_texts
 from llm_spec.model_folder.chat_template import ChatTemplate, _compile_template
-from llm_spec.system_texts import join_neighbouring_user_messages, place_system_texts
 
 pytestmark = pytest.mark.peers
 

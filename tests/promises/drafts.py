@@ -24,7 +24,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
-from llm_spec.events import FinishReason
+from llm_spec.contract.events import FinishReason
 from promises.language import Language
 from promises.target import FOREVER_S, Kind, Pace, Target, tag_of, topic_of
 

@@ -26,9 +26,9 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.simulation.hosted_model import _JudgeQuestion, _parse_judge_question  # pyright: ignore[reportPrivateUsage]
 from llm_spec.strategies.judge_verdict import split_into_passages
 from promises.bill import Bill

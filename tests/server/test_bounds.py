@@ -10,7 +10,7 @@ import structlog
 from support.serving import ask, remote, serving
 
 from llm_spec import ConfigError, SpeculativeConfig
-from llm_spec.errors import InvalidRequestError
+from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.server import KeyConfig, ModelConfig, ServerConfig
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.problems import convert_error_to_problem, redact_server_details

@@ -9,7 +9,7 @@ import pytest
 from support.serving import ENDPOINTS, ask, remote, serving
 
 from llm_spec import ConfigError, SpeculativeConfig, SpeculativeDecoder
-from llm_spec.request_fields import LIMIT_FIELDS
+from llm_spec.contract.fields import LIMIT_FIELDS
 from llm_spec.server import ModelConfig, load_config
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider

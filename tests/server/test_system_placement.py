@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.messages import ApiName, ChatMessage
-from llm_spec.request import ChatRequest
+from llm_spec.contract.messages import ApiName, ChatMessage
+from llm_spec.contract.request import ChatRequest
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.server.system_placement import build_changes_header, place_system_texts_of_request
 

@@ -8,7 +8,7 @@ import pytest
 from support.serving import ask, remote, serving
 
 from llm_spec import ChatMessage, NativeMessage, SpeculativeConfig, ToolCall
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 from llm_spec.server import ModelConfig
 from llm_spec.server.config import load_config
 from llm_spec.server.tool_images import place_tool_images

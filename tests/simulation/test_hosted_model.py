@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_spec import ChatMessage, ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder
-from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.simulation import SimulatedHostedModel, run_virtual
 
 WORDS = "".join(f"Line {n} of what is known.\n" for n in range(20))

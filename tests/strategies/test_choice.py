@@ -13,8 +13,8 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.config import StrategyName
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.provider import LlmProvider
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext

@@ -27,8 +27,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.endpoint import Feature
+from llm_spec.contract.provider import Capabilities
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual
 from llm_spec.simulation.hosted_model import _parse_judge_question  # pyright: ignore[reportPrivateUsage]

@@ -20,8 +20,8 @@ from llm_spec import (
     Timeouts,
     Usage,
 )
-from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
 

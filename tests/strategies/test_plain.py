@@ -32,8 +32,8 @@ from llm_spec import (
     UnsupportedError,
     Usage,
 )
-from llm_spec.contract.chat import Capabilities
-from llm_spec.events import Finish
+from llm_spec.contract.events import Finish
+from llm_spec.contract.provider import Capabilities
 from llm_spec.testing import ScriptedProvider
 
 TEXT = "one two three"

@@ -23,7 +23,7 @@ from llm_spec import (
     UnsupportedError,
     Usage,
 )
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
 

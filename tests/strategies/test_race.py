@@ -19,11 +19,11 @@ from support.matrix import every_combination
 from support.race_targets import DRAFTS, SLOW, WORDS, Draft, Reading, Target, racing, read, request_of
 
 from llm_spec import ChatRequest, ChatResponse, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.events import TargetStreamReport
+from llm_spec.contract.provider import Capabilities, LlmProvider
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import TargetStreamReport
 from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext

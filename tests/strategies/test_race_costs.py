@@ -13,8 +13,8 @@ import pytest
 from support.race_targets import CODE, DRAFTS, SLOW, WORDS, Draft, Target, racing, read, request_of
 
 from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta, Usage
+from llm_spec.contract.events import TargetStreamReport
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.events import TargetStreamReport
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
 

@@ -19,8 +19,8 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.provider import LlmProvider
 from llm_spec.drafting.ngrams import SequenceFollower
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.strategies.regenerate import replay_draft_rounds

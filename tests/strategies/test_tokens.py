@@ -29,7 +29,7 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.contract.local import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.model import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.local import generate_events
 from llm_spec.planner import StrategyPlanner

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from llm_spec import ChatRequest, RetryPolicy, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TransientError
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.testing import ScriptedProvider
 
 __all__ = ["CONTINUES", "NO_WAIT", "OVERLOADED", "WORDS", "Failing", "plainly"]

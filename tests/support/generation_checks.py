@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from llm_spec import ChatRequest, Fixed, Sampling, StreamEvent
-from llm_spec.contract.local import DeviceRoundResult, DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.local import generate_events
 from llm_spec.testing import TableModel

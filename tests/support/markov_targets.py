@@ -13,10 +13,10 @@ from typing import Any
 from scipy.stats import chi2
 
 from llm_spec import ChatRequest, ChatResponse, Finish, Sampling, SpeculativeConfig, StreamEvent, TextDelta
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import SampledToken
+from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.response import complete_from_stream
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.probe import prepare_or_refuse
 from support.probe_targets import Patient

@@ -18,8 +18,8 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
+from llm_spec.contract.provider import LlmProvider
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 

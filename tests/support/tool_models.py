@@ -8,7 +8,7 @@ from typing import Any
 
 import llm_spec_onnx
 
-from llm_spec.message_format.formats import FORMATS, MessageFormat
+from llm_spec.contract.formats import FORMATS, MessageFormat
 
 __all__ = ["FORMATS_BY_NAME", "TOOLS", "write_tool_model"]
 

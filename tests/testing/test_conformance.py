@@ -22,9 +22,9 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.model import TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.provider import Capabilities
 from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
 from llm_spec.testing import (
     ConformanceError,

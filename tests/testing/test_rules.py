@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest, InvalidRequestError
-from llm_spec.contract.chat import ChunkStreaming
+from llm_spec.contract.provider import ChunkStreaming
 from llm_spec.testing import RuleBasedProvider, check_provider_conformance
 
 ADD: dict[str, Any] = {

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from llm_spec import ChatRequest, Finish, LlmProvider, ProviderDraft, StreamEvent, TargetError, TextDelta, Usage
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.testing import ScriptedProvider, run_virtual
 
 REQUEST = ChatRequest.create("say it")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import DraftToken
+from llm_spec.contract.model import DraftToken
 from llm_spec.tokens import acceptance
 from llm_spec.tokens.acceptance import (
     AcceptanceRule,

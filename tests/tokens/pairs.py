@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from llm_spec.request import Sampling
+from llm_spec.contract.request import Sampling
 from llm_spec.tokens.acceptance import AcceptanceRule
 from llm_spec.tokens.sampling import Sampler
 

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec.contract.local import DraftToken
-from llm_spec.errors import ConfigError, ModelOutputError
-from llm_spec.request import Sampling
+from llm_spec.contract.errors import ConfigError, ModelOutputError
+from llm_spec.contract.model import DraftToken
+from llm_spec.contract.request import Sampling
 from llm_spec.tokens.acceptance import (
     CoupledAcceptance,
     LossyTypicalAcceptance,

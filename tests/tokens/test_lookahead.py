@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from llm_spec.contract.local import PassCosts
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.model import PassCosts
 from llm_spec.tokens.calibration import ConfidenceRecord
 from llm_spec.tokens.lookahead import (
     CostAware,

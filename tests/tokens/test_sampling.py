@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.request import Sampling
+from llm_spec.contract.errors import InvalidRequestError, ModelOutputError
+from llm_spec.contract.request import Sampling
 from llm_spec.tokens.noise import make_gumbel_noise
 from llm_spec.tokens.sampling import Sampler, TokenConstraint, compute_sampling_logprobs, is_greedy, needs_no_penalties
 

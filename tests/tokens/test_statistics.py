@@ -5,7 +5,7 @@
 
 import pytest
 
-from llm_spec.errors import ConfigError
+from llm_spec.contract.errors import ConfigError
 from llm_spec.tokens.statistics import (
     AcceptanceEstimate,
     ExponentialMovingAverage,

@@ -13,8 +13,8 @@ from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, SamplingS
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llm_spec.contract.local import DraftToken
-from llm_spec.errors import ModelOutputError
+from llm_spec.contract.errors import ModelOutputError
+from llm_spec.contract.model import DraftToken
 from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
 from llm_spec.tokens.sampling import Sampler
 

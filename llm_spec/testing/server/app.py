@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from aiohttp import web
 
-from llm_spec._checks import check_number
-from llm_spec.errors import InvalidRequestError
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.testing.server.bodies import (
     Json,
     compute_max_answer_tokens,

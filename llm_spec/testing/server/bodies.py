@@ -7,9 +7,9 @@ from typing import Any, TypeAlias, cast
 
 from aiohttp import web
 
-from llm_spec._checks import check_number
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ChatMessage
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.messages import ChatMessage
 from llm_spec.testing.server.vocabulary import ASSISTANT
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llm_spec._checks import check_number
+from llm_spec.contract.checks import check_number
 
 __all__ = ["ServerFaults"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-from llm_spec._checks import check_number
+from llm_spec.contract.checks import check_number
 
 __all__ = ["PrefixCache", "ServerLatency"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from llm_spec._checks import check_number
+from llm_spec.contract.checks import check_number
 from llm_spec.drafting.text_pieces import split_into_pieces
 
 __all__ = ["AnswerScript", "make_disagreeing_draft"]

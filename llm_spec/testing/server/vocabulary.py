@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.errors import InvalidRequestError
 
 __all__ = ["ASSISTANT", "EOS_ID", "GrowingVocabulary"]
 

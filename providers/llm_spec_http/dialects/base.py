@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 from llm_spec.contract.endpoint import DecodingConstraint, SampledToken
-from llm_spec.events import FinishReason
+from llm_spec.contract.events import FinishReason
 
 __all__ = [
     "Body",

@@ -20,9 +20,9 @@ from llm_spec_gguf.width_search import AgreeingWidths
 from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece_vocabulary, write_mamba
 
 from llm_spec import ConfigError, ProviderDraft, TargetError, open_provider
-from llm_spec.contract.local import PassTimingModel, PrefixReusingSession
+from llm_spec.contract.errors import ModelLoadError
+from llm_spec.contract.model import PassTimingModel, PrefixReusingSession
 from llm_spec.cores import count_usable_cores
-from llm_spec.errors import ModelLoadError
 from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
 from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import check_token_model_conformance

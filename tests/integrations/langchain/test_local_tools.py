@@ -17,8 +17,8 @@ from langchain_core.tools import tool
 from support.tool_models import FORMATS_BY_NAME, write_tool_model
 
 from llm_spec import InvalidRequestError
+from llm_spec.contract.formats import FORMATS
 from llm_spec.integrations.langchain import SpeculativeChatModel
-from llm_spec.message_format.formats import FORMATS
 from llm_spec.testing import ScriptedProvider
 
 OPTIONS: Any = {"parallel_tool_calls": False, "user": "u", "reasoning_effort": "low", "service_tier": "auto"}

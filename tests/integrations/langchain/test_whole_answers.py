@@ -43,7 +43,7 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.errors import make_context_length_error
+from llm_spec.contract.errors import make_context_length_error
 from llm_spec.integrations.langchain import SpeculativeChatModel
 from llm_spec.testing import ScriptedProvider
 

@@ -13,8 +13,8 @@ pytest.importorskip("litellm")
 import litellm
 from support.tool_models import FORMATS_BY_NAME, write_tool_model
 
+from llm_spec.contract.formats import FORMATS
 from llm_spec.integrations.litellm import register
-from llm_spec.message_format.formats import FORMATS
 
 # it warns of its own models; as errors those would become errors of its calls
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,8 +12,8 @@ pytest.importorskip("llm")
 import llm
 from support.tool_models import write_tool_model
 
+from llm_spec.contract.formats import FORMATS
 from llm_spec.integrations.llm_plugin import ModelSpec, SpeculativeModel
-from llm_spec.message_format.formats import FORMATS
 from llm_spec.testing import ScriptedProvider
 
 SCHEMA = {

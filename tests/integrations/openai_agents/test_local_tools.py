@@ -13,8 +13,8 @@ from agents import Agent, ModelSettings, Runner, function_tool
 from openai.types.shared import Reasoning
 from support.tool_models import write_tool_model
 
+from llm_spec.contract.formats import FORMATS
 from llm_spec.integrations.openai_agents import SpeculativeModel
-from llm_spec.message_format.formats import FORMATS
 from llm_spec.testing import ScriptedProvider
 
 # no call has one of these texts, and what the model writes behind its call has one soon

@@ -21,7 +21,7 @@ from agents import (
 from support.agents_runs import HOWS, run_agent
 
 from llm_spec import ChatMessage, Finish, ReasoningDelta, ReasoningDetail, SpeculativeDecoder, TextDelta, ToolCallDelta
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.integrations.openai_agents import SpeculativeModel
 from llm_spec.testing import ScriptedProvider
 

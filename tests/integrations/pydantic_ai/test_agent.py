@@ -46,7 +46,7 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 

@@ -15,8 +15,8 @@ from pydantic_ai.exceptions import OutputTokenLimitExceeded
 from pydantic_ai.messages import ModelResponse
 from support.tool_models import FORMATS_BY_NAME, write_tool_model
 
+from llm_spec.contract.formats import FORMATS
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
-from llm_spec.message_format.formats import FORMATS
 
 
 class Report(BaseModel):

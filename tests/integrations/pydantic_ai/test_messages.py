@@ -26,7 +26,7 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
 from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
 from llm_spec.testing import ScriptedProvider
 

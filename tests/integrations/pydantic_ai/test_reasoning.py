@@ -26,8 +26,8 @@ from support.scripted_chat import build_call, scripted_chat
 from support.wire import served
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.reasoning_details import merge_reasoning_details
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
-from llm_spec.reasoning_details import merge_reasoning_details
 from llm_spec.testing import ScriptedProvider
 
 CALL = ToolCallDelta(0, "c1", "get", "{}")

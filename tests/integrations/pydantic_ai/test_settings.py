@@ -19,7 +19,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from support.scripted_chat import scripted_chat
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
-from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.provider import Capabilities
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
 from llm_spec.registry import open_provider
 from llm_spec.testing import ScriptedProvider

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llm_spec.contract.chat import LlmProvider
-from llm_spec.errors import TargetError
-from llm_spec.events import (
+from llm_spec.contract.errors import TargetError
+from llm_spec.contract.events import (
     AnswerDetail,
     ChatResponse,
     Finish,
@@ -16,9 +15,10 @@ from llm_spec.events import (
     TokenLogprob,
     ToolCallDelta,
 )
-from llm_spec.messages import ChatMessage, ReasoningDetail, ToolCall
-from llm_spec.reasoning_details import merge_reasoning_details
-from llm_spec.request import ChatRequest
+from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
+from llm_spec.contract.provider import LlmProvider
+from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.request import ChatRequest
 
 __all__ = ["ChatResponseBuilder", "append_tool_call_delta", "complete_from_stream"]
 

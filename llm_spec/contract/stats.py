@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
-from llm_spec.events import Round
+from llm_spec.contract.events import Round
 
 __all__ = ["SpeculativeStats"]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
-from llm_spec._checks import check_number
-from llm_spec.errors import InvalidRequestError
-from llm_spec.messages import ChatMessage, _check_field_type
-from llm_spec.request_fields import describe_unknown_option
+from llm_spec.contract.checks import check_number
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.fields import describe_unknown_option
+from llm_spec.contract.messages import ChatMessage, _check_field_type
 
 __all__ = [
     "ChatRequest",

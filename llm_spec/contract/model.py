@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
-from llm_spec.request import ChatRequest, Sampling
+from llm_spec.contract.formats import MessageFormat, ReasoningMarks
+from llm_spec.contract.request import ChatRequest, Sampling
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from llm_spec.errors import UnsupportedError, format_error_line, is_permanent_refusal
-from llm_spec.messages import ApiName, ChatMessage, ReasoningDetail, ToolCallKind
+from llm_spec.contract.errors import UnsupportedError, format_error_line, is_permanent_refusal
+from llm_spec.contract.messages import ApiName, ChatMessage, ReasoningDetail, ToolCallKind
 
 __all__ = [
     "AnswerDetail",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from llm_spec.contract.endpoint import MessagePart
-from llm_spec.errors import InvalidRequestError
-from llm_spec.request import ChatRequest
-from llm_spec.request_fields import prevents_multi_call_answer
+from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.fields import prevents_multi_call_answer
+from llm_spec.contract.request import ChatRequest
 
 __all__ = ["Tool", "ToolUse", "find_constrained_part", "find_message_parts", "parse_tool_use"]
 

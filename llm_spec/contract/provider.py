@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from llm_spec.events import ChatResponse, StreamEvent
-from llm_spec.messages import ApiName
-from llm_spec.request import ChatRequest
+from llm_spec.contract.events import ChatResponse, StreamEvent
+from llm_spec.contract.messages import ApiName
+from llm_spec.contract.request import ChatRequest
 
 if TYPE_CHECKING:
     from llm_spec.contract.endpoint import Feature, MessageParser, TokenEndpoint, TokenScorer
-    from llm_spec.contract.local import TokenModel
+    from llm_spec.contract.model import TokenModel
 
 __all__ = [
     "SERVER_FIRST_CHUNK_S",

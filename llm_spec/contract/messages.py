@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from llm_spec.errors import InvalidRequestError
+from llm_spec.contract.errors import InvalidRequestError
 
 __all__ = [
     "ApiName",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from llm_spec.events import ReasoningDelta
-from llm_spec.messages import ReasoningDetail
+from llm_spec.contract.events import ReasoningDelta
+from llm_spec.contract.messages import ReasoningDetail
 
 __all__ = ["build_thinking_blocks", "merge_chat_details", "merge_reasoning_details"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from llm_spec.messages import ChatMessage, Role
+from llm_spec.contract.messages import ChatMessage, Role
 
 __all__ = [
     "SYSTEM_ROLES",
