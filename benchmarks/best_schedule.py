@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedTarget, run_virtual
 
 NUM_TOKENS: Final = 200

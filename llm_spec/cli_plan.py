@@ -13,7 +13,7 @@ from llm_spec.contract.errors import ConfigError, TargetError
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.plan_estimates import (
     AnswerEstimate,
     ModelSpeed,

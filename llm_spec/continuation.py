@@ -25,10 +25,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
-from llm_spec._clock import wait_within
 from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import StreamEvent, TextDelta
 from llm_spec.contract.request import ChatRequest
+from llm_spec.measure.clock import wait_within
 
 __all__ = ["ContinuationTest"]
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from llm_spec._clock import now
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.chunks import CountedChunkStream
 from llm_spec.config import SpeculativeConfig, Timeouts
@@ -41,10 +40,12 @@ from llm_spec.contract.optional import copy_draft_for_new_client
 from llm_spec.contract.provider import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.request import ChatRequest, Messages, RequestOptions
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.counting import estimate_request_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.measure.clock import now
+from llm_spec.measure.counting import estimate_request_tokens
+from llm_spec.measure.stream_timing import record_plain_answer_times
 from llm_spec.metered import MeteredDraft, MeteredTarget
 from llm_spec.open_calls import OpenCall, OpenCalls
 from llm_spec.planner import StrategyPlanner
@@ -60,7 +61,6 @@ from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy, discover_needed_features
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_configured_strategies
-from llm_spec.stream_timing import record_plain_answer_times
 from llm_spec.target_call import TargetCall
 from llm_spec.tokens.seed import draw_random_seed
 

@@ -7,10 +7,10 @@ from copy import copy
 from functools import partial
 from typing import Final
 
-from llm_spec._clock import get_asyncio_loop, now
 from llm_spec.contract.endpoint import Discoverable, Feature
 from llm_spec.contract.errors import LlmSpecError
 from llm_spec.contract.provider import LlmProvider
+from llm_spec.measure.clock import get_asyncio_loop, now
 
 __all__ = ["FeatureDiscovery"]
 

@@ -32,8 +32,8 @@ from llm_spec.contract.optional import (
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.request import ChatRequest, Sampling
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.counting import MaxTokensCutter
 from llm_spec.discovery import FeatureDiscovery
+from llm_spec.measure.counting import MaxTokensCutter
 from llm_spec.metering import MeteredCall, TokenMeter
 
 __all__ = ["MeteredDraft", "MeteredTarget"]

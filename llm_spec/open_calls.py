@@ -17,8 +17,8 @@ from functools import partial
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self, TypeVar
 
-from llm_spec._clock import get_asyncio_loop
 from llm_spec.contract.errors import ClosedError
+from llm_spec.measure.clock import get_asyncio_loop
 
 __all__ = ["OpenCall", "OpenCalls"]
 

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asyncco
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from llm_spec._clock import get_loop_clock, now
 from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftPiece, DraftProvider
@@ -23,6 +22,7 @@ from llm_spec.contract.errors import CircuitOpenError, ClosedError, TransientErr
 from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
 from llm_spec.contract.request import ChatRequest
 from llm_spec.forks import reset_in_forked_child
+from llm_spec.measure.clock import get_loop_clock, now
 
 __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient"]
 

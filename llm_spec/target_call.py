@@ -14,8 +14,8 @@ from llm_spec.contract.errors import ClosedError, LlmSpecError, TargetError, Tra
 from llm_spec.contract.events import ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.counting import cut_response_to_max_tokens
-from llm_spec.deadline import Deadline
+from llm_spec.measure.counting import cut_response_to_max_tokens
+from llm_spec.measure.deadline import Deadline
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.resilience import CircuitBreaker, retry_transient
 from llm_spec.strategies.base import OpenStream

@@ -25,11 +25,11 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
 from llm_spec.contract.events import LocalTimings
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.baseline import TargetSpeedBaseline
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.choice import StrategyChoice

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_spec import PromptLookup, SpeculativeDecoder
-from llm_spec._clock import now
+from llm_spec.measure.clock import now
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -29,7 +29,7 @@ from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.lookup import PromptLookup
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.drafting.suffix import SuffixDraft
-from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_spec import Round, SpeculativeResult, SpeculativeStats, Timings, Usage
-from llm_spec.tokens.statistics import ExponentialMovingAverage
+from llm_spec.measure.estimates import ExponentialMovingAverage
 
 
 def report(drafted: int, accepted: int, *, draft_s: float = 0.0, verify_s: float = 0.0) -> Round:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.row_stats import DraftAgreementStats, RowCallStats
+from llm_spec.measure.row_stats import DraftAgreementStats, RowCallStats
 
 STEP_S = 0.025
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llm_spec.run_stats import DraftRunStats
+from llm_spec.measure.run_stats import DraftRunStats
 
 
 def copying() -> DraftRunStats:

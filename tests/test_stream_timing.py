@@ -9,8 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta, Usage
-from llm_spec.pair_stats import PairStats
-from llm_spec.stream_timing import record_plain_answer_times
+from llm_spec.measure.pair_stats import PairStats
+from llm_spec.measure.stream_timing import record_plain_answer_times
 from llm_spec.testing import run_virtual
 
 QUESTION = ChatRequest.create("q")

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
-from llm_spec._clock import now
 from llm_spec.bench.contenders import Contender, format_error_without_secrets
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord, make_answer_record
@@ -20,6 +19,7 @@ from llm_spec.contract.messages import ChatMessage
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.measure.clock import now
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["BenchOptions", "BenchRun"]

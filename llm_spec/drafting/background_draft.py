@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from llm_spec._clock import get_loop_clock
 from llm_spec.contract.draft import DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import format_error_line
 from llm_spec.contract.optional import open_draft_for_request
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.drafting.text_index import TextIndex
-from llm_spec.drafting.text_pieces import take_last_pieces
+from llm_spec.measure.clock import get_loop_clock
+from llm_spec.measure.text_pieces import take_last_pieces
 
 __all__ = ["BackgroundDraft"]
 

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
+from llm_spec.measure.text_pieces import stream_texts_as_draft_pieces
 
 __all__ = ["CopyDraft"]
 

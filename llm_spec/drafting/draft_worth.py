@@ -14,7 +14,7 @@ from typing import Final
 
 from llm_spec.contract.model import DraftToken
 from llm_spec.drafting.token_checks import get_confidence_before_sampling
-from llm_spec.tokens.statistics import AcceptanceEstimate, RobustTokenCostAverage
+from llm_spec.measure.estimates import AcceptanceEstimate, RobustTokenCostAverage
 
 __all__ = ["DraftWorth"]
 

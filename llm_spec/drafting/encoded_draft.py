@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.shared_vocabulary import SharedVocabularyStats
+from llm_spec.measure.shared_vocabulary import SharedVocabularyStats
 
 __all__ = ["EncodedDraft"]
 

@@ -13,7 +13,7 @@ from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.drafting.text_index import TextIndex
-from llm_spec.drafting.text_pieces import iterate_pieces_yielding_to_loop, take_last_pieces
+from llm_spec.measure.text_pieces import iterate_pieces_yielding_to_loop, take_last_pieces
 
 __all__ = ["ReferenceDraft"]
 

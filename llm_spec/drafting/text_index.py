@@ -18,8 +18,8 @@ from itertools import islice
 from llm_spec.contract.messages import ChatMessage
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
-from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iterate_piece_ends
 from llm_spec.drafting.written_forms import iterate_unescaped_tool_texts, uses_tools
+from llm_spec.measure.text_pieces import PIECES_PER_LOOP_TURN, iterate_piece_ends
 
 __all__ = ["ConversationIndex", "TextIndex"]
 

@@ -14,8 +14,8 @@ from llm_spec.contract.fields import allows_prediction, prevents_multi_call_answ
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import parse_tool_use
-from llm_spec.deadline import Deadline
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.deadline import Deadline
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.limits import Limits
 from llm_spec.tokens.lookahead import LookaheadCostMemory
 

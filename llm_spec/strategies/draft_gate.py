@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from llm_spec.baseline import MIN_BASELINE_TOKENS
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.baseline import MIN_BASELINE_TOKENS
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.loss_budget import LossBudget
 
 __all__ = ["DraftGate"]

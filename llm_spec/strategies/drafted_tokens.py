@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_spec.row_stats import RowCallStats
+from llm_spec.measure.row_stats import RowCallStats
 
 __all__ = ["DraftedTokens"]
 

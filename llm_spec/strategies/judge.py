@@ -16,8 +16,6 @@ from functools import partial
 from itertools import accumulate
 from typing import Final
 
-from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import count_prompt_characters
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import InvalidRequestError, TargetError, TransientError, format_error_line
 from llm_spec.contract.events import Fallback, Finish, Round, StreamEvent, TextDelta, Usage
@@ -26,7 +24,9 @@ from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.draft_call import choose_max_draft_tokens
-from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.measure.baseline import count_prompt_characters
+from llm_spec.measure.clock import get_loop_clock
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.judge_verdict import (
     JudgedDraft,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_spec.row_stats import LatenessStats
+from llm_spec.measure.row_stats import LatenessStats
 
 __all__ = ["LatenessTrial"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
 
 __all__ = ["LossBudget"]
 

@@ -26,7 +26,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from llm_spec._clock import get_loop_clock
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
     ConstrainedStreaming,
@@ -54,6 +53,7 @@ from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest, Sampling
 from llm_spec.contract.response import append_tool_call_delta, complete_from_stream
 from llm_spec.contract.tools import find_constrained_part, find_message_parts
+from llm_spec.measure.clock import get_loop_clock
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,

@@ -11,11 +11,11 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from llm_spec._clock import now
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.events import Fallback, Finish, Round, StreamEvent
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.full_draft import FullDraft
+from llm_spec.measure.clock import now
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_prediction_refusal
 from llm_spec.strategies.plain import stream_plain
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from llm_spec.row_stats import LatenessStats
+from llm_spec.measure.row_stats import LatenessStats
 from llm_spec.strategies.lateness_trial import LatenessTrial
 
 __all__ = ["PromptTrial", "choose_prompt_stretch"]

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import count_prompt_characters
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.contract.errors import TargetError, UnsupportedError
@@ -30,7 +28,9 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.text_pieces import count_piece_tokens
+from llm_spec.measure.baseline import count_prompt_characters
+from llm_spec.measure.clock import get_loop_clock
+from llm_spec.measure.text_pieces import count_piece_tokens
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,

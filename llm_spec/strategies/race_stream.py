@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llm_spec.contract.events import Finish, TextDelta
-from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.pair_stats import StreamTimer
+from llm_spec.measure.pair_stats import StreamTimer
+from llm_spec.measure.text_pieces import split_into_pieces
 
 __all__ = ["DraftPieceTimes", "RaceStream", "StreamRoundFigures"]
 

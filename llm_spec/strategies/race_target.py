@@ -12,7 +12,7 @@ from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.contract.errors import UnsupportedError
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.text_pieces import count_prompt_pieces
+from llm_spec.measure.text_pieces import count_prompt_pieces
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.race_stream import RaceStream

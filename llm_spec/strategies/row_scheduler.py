@@ -27,8 +27,8 @@ from typing import Final, NamedTuple
 
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.events import Origin
-from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import DraftAgreementStats, SingleCall, expect_right_tokens
+from llm_spec.measure.pair_stats import PairStats
+from llm_spec.measure.row_stats import DraftAgreementStats, SingleCall, expect_right_tokens
 from llm_spec.strategies.drafted_tokens import DraftedTokens
 from llm_spec.strategies.lateness_trial import LatenessTrial
 from llm_spec.strategies.loss_budget import LossBudget

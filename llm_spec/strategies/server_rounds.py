@@ -13,8 +13,6 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import count_prompt_characters
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.contract.errors import BudgetError, LlmSpecError, TargetError, TransientError, UnsupportedError
@@ -31,10 +29,12 @@ from llm_spec.contract.events import (
     Usage,
 )
 from llm_spec.contract.request import ChatRequest
-from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
-from llm_spec.drafting.text_pieces import count_piece_tokens
+from llm_spec.measure.baseline import count_prompt_characters
+from llm_spec.measure.clock import get_loop_clock
+from llm_spec.measure.counting import count_answer_tokens_in_event
+from llm_spec.measure.text_pieces import count_piece_tokens
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.prompt_trial import choose_prompt_stretch

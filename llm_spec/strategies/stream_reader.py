@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple
 
-from llm_spec._clock import get_loop_clock
-from llm_spec.baseline import MIN_BASELINE_TOKENS, TargetSpeedBaseline
 from llm_spec.contract.events import Finish, StreamEvent
-from llm_spec.pair_stats import StreamTimer
+from llm_spec.measure.baseline import MIN_BASELINE_TOKENS, TargetSpeedBaseline
+from llm_spec.measure.clock import get_loop_clock
+from llm_spec.measure.pair_stats import StreamTimer
 from llm_spec.strategies.draft_gate import DraftGate
 
 __all__ = ["StreamArrival", "StreamReader"]

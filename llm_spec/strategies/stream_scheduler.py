@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.prompt_trial import PromptTrial
 from llm_spec.strategies.race_stream import RaceStream

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from llm_spec.tokens.statistics import AcceptanceEstimate
+from llm_spec.measure.estimates import AcceptanceEstimate
 
 __all__ = ["NUM_CONFIDENCE_RANGES", "CalibrationMemory", "ConfidenceCalibration", "ConfidenceRecord"]
 

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from llm_spec import ChatRequest, LlmSpecError, ReasoningDelta, Sampling, StreamEvent, TextDelta, TransientError
-from llm_spec._clock import now
 from llm_spec.contract.endpoint import Feature, MessagePart
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.tools import find_message_parts
+from llm_spec.measure.clock import now
 from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
 from llm_spec_http.trial_pace import TrialPace

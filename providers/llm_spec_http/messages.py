@@ -20,11 +20,11 @@ from llm_spec import (
     ToolCall,
     TransientError,
 )
-from llm_spec._clock import now
 from llm_spec.contract.endpoint import DecodingConstraint, Feature, MessagePart, ParsedMessage
 from llm_spec.contract.events import FinishReason
 from llm_spec.contract.response import ChatResponseBuilder
 from llm_spec.contract.tools import find_constrained_part
+from llm_spec.measure.clock import now
 from llm_spec.openai_chat import ChunkReader
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body

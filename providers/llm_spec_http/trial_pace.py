@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
-from llm_spec._clock import now
 from llm_spec.forks import reset_in_forked_child
+from llm_spec.measure.clock import now
 
 __all__ = ["TrialPace"]
 

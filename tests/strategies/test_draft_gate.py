@@ -12,9 +12,9 @@ import pytest
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, StreamEvent
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
-from llm_spec.draft_load_stats import DraftLoadStats
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.draft_load_stats import DraftLoadStats
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.loss_budget import LossBudget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.row_stats import RowCallStats
+from llm_spec.measure.row_stats import RowCallStats
 from llm_spec.strategies.drafted_tokens import DraftedTokens
 
 

@@ -14,8 +14,8 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
 )
-from llm_spec._clock import now
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.measure.clock import now
 from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
 

@@ -14,7 +14,7 @@ from llm_spec import (
     SpeculativeResult,
     Usage,
 )
-from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual
 
 # ------------------------------------------------------------------------------------------ leaving

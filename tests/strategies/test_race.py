@@ -23,8 +23,8 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.events import TargetStreamReport
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.race import prepare_or_refuse

@@ -21,7 +21,7 @@ from llm_spec import (
     ToolCallDelta,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual
 
 # ------------------------------------------------------------------------------------------ faults of the target

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.row_scheduler import RowCall, RowDecision, RowScheduler

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from llm_spec import Finish, Round, TextDelta, Usage
-from llm_spec.drafting.text_pieces import split_into_pieces
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
+from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary

@@ -11,7 +11,7 @@ import pytest
 
 from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.loss_budget import LossBudget

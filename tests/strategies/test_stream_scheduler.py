@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from llm_spec import TextDelta
-from llm_spec.pair_stats import PairStats
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain

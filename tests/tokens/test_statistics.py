@@ -6,7 +6,7 @@
 import pytest
 
 from llm_spec.contract.errors import ConfigError
-from llm_spec.tokens.statistics import (
+from llm_spec.measure.estimates import (
     AcceptanceEstimate,
     ExponentialMovingAverage,
     ForwardCostLine,

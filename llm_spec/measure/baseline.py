@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from llm_spec.contract.events import Round
 from llm_spec.contract.request import ChatRequest
-from llm_spec.tokens.statistics import ForwardCostLine, RobustTokenCostAverage
+from llm_spec.measure.estimates import ForwardCostLine, RobustTokenCostAverage
 
 __all__ = ["MIN_BASELINE_TOKENS", "SecondsRange", "TargetSpeedBaseline", "count_prompt_characters"]
 

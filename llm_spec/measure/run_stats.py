@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from llm_spec.tokens.statistics import AcceptanceEstimate
+from llm_spec.measure.estimates import AcceptanceEstimate
 
 __all__ = ["DraftRunStats"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.retrial_pause import RetrialPause
-from llm_spec.tokens.statistics import ExponentialMovingAverage, TokenCostMean
+from llm_spec.measure.estimates import ExponentialMovingAverage, TokenCostMean
+from llm_spec.measure.retrial_pause import RetrialPause
 
 __all__ = ["ExtraStreamStats"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from llm_spec.tokens.statistics import ExponentialMovingAverage, ForwardCostLine
+from llm_spec.measure.estimates import ExponentialMovingAverage, ForwardCostLine
 
 __all__ = [
     "DraftAgreementStats",

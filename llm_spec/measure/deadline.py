@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import TypeVar
 
-from llm_spec._clock import now
+from llm_spec.measure.clock import now
 
 __all__ = ["Deadline"]
 

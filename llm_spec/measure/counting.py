@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from llm_spec.contract.events import AnswerDetail, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.messages import ChatMessage
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.text_pieces import count_piece_tokens, count_prompt_pieces, split_into_pieces
+from llm_spec.measure.text_pieces import count_piece_tokens, count_prompt_pieces, split_into_pieces
 
 __all__ = ["MaxTokensCutter", "count_answer_tokens_in_event", "cut_response_to_max_tokens", "estimate_request_tokens"]
 
