@@ -40,8 +40,8 @@ from llm_spec import (
 from llm_spec.contract.model import TokenModel, TokenSession
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.local import stream_token_model
-from llm_spec.tokens.lookahead import LookaheadPolicy
+from llm_spec.local.answer import stream_token_model
+from llm_spec.local.lookahead import LookaheadPolicy
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 FIXED = (1, 2, 3, 4, 5, 6, 8, 12)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llm_spec import CostAware, DraftProvider, Fixed, SpeculativeConfig, SpeculativeDecoder, open_draft, open_provider
 from llm_spec.contract.request import RequestOptions
-from llm_spec.tokens.lookahead import LookaheadPolicy
+from llm_spec.local.lookahead import LookaheadPolicy
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 TEMPERATURES = (0.0, 0.7, 1.0)

@@ -44,7 +44,7 @@ from llm_spec import (
     SuffixDraft,
     TextDelta,
 )
-from llm_spec.pass_threads import run_pass
+from llm_spec.local.pass_threads import run_pass
 
 llama: Any = importlib.import_module("llama_cpp.llama_cpp")
 Llama: Any = importlib.import_module("llama_cpp").Llama

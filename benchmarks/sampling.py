@@ -4,7 +4,7 @@
 
 Logits are normal, of a standard deviation of 3, in float32. Each row is a request's `Sampling`; times are medians in
 microseconds, of one thread, and after something else has used the cache. `filters` are the log-probabilities of a
-request, `all` and `likely` the two scorers of `llm_spec/tokens/token_scores.py`, each with its share of preparing the
+request, `all` and `likely` the two scorers of `llm_spec/local/token_scores.py`, each with its share of preparing the
 noise; `likely` is used for large vocabularies. The tokens are the same, and those of the request's sampler, or it exits
 with 1.
 """
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import Sampling
-from llm_spec.tokens.sampling import Sampler
-from llm_spec.tokens.token_scores import DenseScorer, SparseScorer, TokenScorer
+from llm_spec.local.sampling import Sampler
+from llm_spec.local.token_scores import DenseScorer, SparseScorer, TokenScorer
 
 SAMPLINGS: Final = (
     Sampling(temperature=0.7),

@@ -33,8 +33,8 @@ from chat_prompts import make_chat_prompts
 from llm_spec_torch import TorchModel, TorchProvider
 
 from llm_spec import CascadeDraft, ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
-from llm_spec.pass_threads import run_pass
-from llm_spec.worker import call_in_own_thread
+from llm_spec.local.pass_threads import run_pass
+from llm_spec.local.threads import call_in_own_thread
 
 transformers: Any = importlib.import_module("transformers")  # of which little is typed
 

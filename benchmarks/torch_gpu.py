@@ -37,7 +37,7 @@ from llm_spec import (
     SpeculativeDecoder,
     SpeculativeResult,
 )
-from llm_spec.tokens.lookahead import LookaheadPolicy
+from llm_spec.local.lookahead import LookaheadPolicy
 
 transformers: Any = importlib.import_module("transformers")
 

@@ -2,7 +2,7 @@
 
 Start with `SpeculativeDecoder`. Providers load on demand; importing this package imports none of them.
 Whoever writes one finds protocols, requests and events in `llm_spec.contract`, help in `llm_spec.kit`, and more for
-models in this process in `llm_spec.local`.
+models in this process in `llm_spec.local.answer`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from llm_spec.drafting.provider_draft import ProviderDraft as ProviderDraft
     from llm_spec.drafting.reference import ReferenceDraft as ReferenceDraft
     from llm_spec.drafting.suffix import SuffixDraft as SuffixDraft
+    from llm_spec.local.lookahead import CostAware as CostAware
+    from llm_spec.local.lookahead import Ewma as Ewma
+    from llm_spec.local.lookahead import Fixed as Fixed
+    from llm_spec.local.lookahead import Threshold as Threshold
     from llm_spec.pricing import Cost as Cost
     from llm_spec.pricing import Price as Price
     from llm_spec.registry import open_draft as open_draft
@@ -67,10 +71,6 @@ if TYPE_CHECKING:
     from llm_spec.result import SpeculativeResult as SpeculativeResult
     from llm_spec.result import Timings as Timings
     from llm_spec.strategies.limits import JudgeConfig as JudgeConfig
-    from llm_spec.tokens.lookahead import CostAware as CostAware
-    from llm_spec.tokens.lookahead import Ewma as Ewma
-    from llm_spec.tokens.lookahead import Fixed as Fixed
-    from llm_spec.tokens.lookahead import Threshold as Threshold
 
 __version__ = "0.1.0"
 
@@ -104,7 +104,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.result": "SpeculativeFinish SpeculativeResult Timings",
     "llm_spec.contract.stats": "SpeculativeStats",
     "llm_spec.strategies.limits": "JudgeConfig",
-    "llm_spec.tokens.lookahead": "CostAware Ewma Fixed Threshold",
+    "llm_spec.local.lookahead": "CostAware Ewma Fixed Threshold",
 }
 if not TYPE_CHECKING:
     __all__, __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE, "__version__")

@@ -18,11 +18,11 @@ from llm_spec.contract.events import TextDelta
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.local.lookahead import CostAware, Fixed, LookaheadPolicy
 from llm_spec.pricing import parse_price
 from llm_spec.registry import open_draft, open_provider, strip_address, strip_credentials
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.registry import AUTO, PLAIN
-from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
 
 __all__ = ["run_prompt_command"]
 

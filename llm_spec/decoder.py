@@ -43,6 +43,7 @@ from llm_spec.contract.response import complete_from_stream
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.local.seed import draw_random_seed
 from llm_spec.measure.clock import now
 from llm_spec.measure.counting import estimate_request_tokens
 from llm_spec.measure.stream_timing import record_plain_answer_times
@@ -62,7 +63,6 @@ from llm_spec.strategies.choice import StrategyChoice, choose_strategy, discover
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_configured_strategies
 from llm_spec.target_call import TargetCall
-from llm_spec.tokens.seed import draw_random_seed
 
 __all__ = ["SpeculativeDecoder"]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
 from llm_spec.contract.errors import ConfigError
-from llm_spec.forks import leave_to_parent, reset_in_forked_child
+from llm_spec.local.forks import leave_to_parent, reset_in_forked_child
 from llm_spec.measure.clock import get_asyncio_loop
 
 __all__ = ["PerLoopResource", "SingleLoopGuard"]

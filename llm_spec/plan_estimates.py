@@ -20,11 +20,11 @@ from llm_spec.contract.events import Usage
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.local.lookahead import MAX_LOOKAHEAD
 from llm_spec.pricing import Price
 from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.strategies.limits import JudgeConfig
 from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, get_strategies_by_name
-from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = [
     "AnswerEstimate",

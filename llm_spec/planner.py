@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from llm_spec.local.lookahead import LookaheadCostMemory
 from llm_spec.measure.estimates import ExponentialMovingAverage
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.result import PlainReason, SpeculativeResult
 from llm_spec.strategies.registry import PLAIN
-from llm_spec.tokens.lookahead import LookaheadCostMemory
 
 __all__ = ["PlannerChoice", "StrategyPlanner"]
 

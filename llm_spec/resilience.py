@@ -21,7 +21,7 @@ from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.errors import CircuitOpenError, ClosedError, TransientError
 from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
 from llm_spec.contract.request import ChatRequest
-from llm_spec.forks import reset_in_forked_child
+from llm_spec.local.forks import reset_in_forked_child
 from llm_spec.measure.clock import get_loop_clock, now
 
 __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient"]

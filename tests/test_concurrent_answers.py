@@ -7,10 +7,11 @@ from collections.abc import Generator
 
 import pytest
 
-from llm_spec import ChatRequest, concurrent_answers
-from llm_spec.concurrent_answers import count_concurrent_answers, count_open_answers
+from llm_spec import ChatRequest
 from llm_spec.contract.events import LocalTimings
-from llm_spec.local import generate_events
+from llm_spec.local import concurrent_answers
+from llm_spec.local.answer import generate_events
+from llm_spec.local.concurrent_answers import count_concurrent_answers, count_open_answers
 from llm_spec.testing import TableModel
 
 

@@ -22,8 +22,8 @@ from llm_spec import (
     SuffixDraft,
     Threshold,
 )
+from llm_spec.local.lookahead import LookaheadPolicy
 from llm_spec.testing import RandomDraft
-from llm_spec.tokens.lookahead import LookaheadPolicy
 
 LOOSE: Any = SpeculativeConfig  # for what a type checker would not let through
 

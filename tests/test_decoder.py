@@ -42,13 +42,13 @@ from llm_spec import (
     UnsupportedError,
     Usage,
     open_provider,
-    worker,
 )
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.events import LocalTimings
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.local import threads as worker
 from llm_spec.testing import (
     CharTokenizer,
     LocalProvider,

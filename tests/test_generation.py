@@ -39,13 +39,13 @@ from llm_spec import (
 )
 from llm_spec.contract.formats import FORMATS
 from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDrafter
-from llm_spec.generation import Generation, GenerationLimits
-from llm_spec.local import generate_events
+from llm_spec.local.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
+from llm_spec.local.acceptance_name import AcceptanceName
+from llm_spec.local.answer import generate_events
+from llm_spec.local.lookahead import LookaheadController, LookaheadPolicy, RoundFeedback
+from llm_spec.local.loop import Generation, GenerationLimits
+from llm_spec.local.sampling import FloatArray, Sampler
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
-from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import LookaheadController, LookaheadPolicy, RoundFeedback
-from llm_spec.tokens.sampling import FloatArray, Sampler
 
 LETTERS = CharTokenizer("abcdefgh")
 STORY = "the cat sat on the mat; the dog sat on the log; the cat saw the dog — naïve €5 😀 ends."

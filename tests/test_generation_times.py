@@ -28,10 +28,10 @@ from support.generation_checks import (
 from llm_spec import ChatRequest, Fixed, ReferenceDraft
 from llm_spec.contract.events import LocalTimings
 from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDraft, TokenModel, TokenSampler
-from llm_spec.generation import Generation
+from llm_spec.local.lookahead import LookaheadController, RoundFeedback
+from llm_spec.local.loop import Generation
+from llm_spec.local.sampling import FloatArray
 from llm_spec.testing import ByteTokenizer, TableModel
-from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
-from llm_spec.tokens.sampling import FloatArray
 
 
 @pytest.fixture

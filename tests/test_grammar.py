@@ -23,8 +23,8 @@ from llm_spec_onnx import OnnxProvider
 from support.matrix import every_combination
 from support.tiny_models import BUILTIN, write_tiny_model
 
-import llm_spec.grammar
-import llm_spec.tokens.acceptance
+import llm_spec.local.acceptance
+import llm_spec.local.grammar
 from llm_spec import (
     CascadeDraft,
     ChatRequest,
@@ -41,13 +41,13 @@ from llm_spec import (
 )
 from llm_spec.contract.errors import MissingExtraError
 from llm_spec.contract.model import GrammarTokenizer, TokenDrafter, TokenModel
-from llm_spec.grammar import GrammarConstraint, build_answer_constraint
-from llm_spec.local import generate_events
+from llm_spec.local.acceptance import VerifyResult
+from llm_spec.local.acceptance_name import AcceptanceName
+from llm_spec.local.answer import generate_events
+from llm_spec.local.grammar import GrammarConstraint, build_answer_constraint
+from llm_spec.local.sampling import Sampler
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import VerifyResult
-from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.sampling import Sampler
 
 PERSON = {
     "type": "object",
@@ -295,7 +295,7 @@ def keep_old_masks(self: Any, num_tokens: int) -> None:
 
 def verify_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int], proposal: Any) -> VerifyResult:
     del sampler
-    return llm_spec.tokens.acceptance._verify_proposal_greedy(logits, len(context_ids), proposal)
+    return llm_spec.local.acceptance._verify_proposal_greedy(logits, len(context_ids), proposal)
 
 
 def choose_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int]) -> Any:
@@ -333,9 +333,9 @@ def check_texts() -> None:
         check_one_text(token_model(TARGET), DRAFT, name, **SAMPLING[sampling])
 
 
-CHOOSE = llm_spec.tokens.acceptance._sample_draft_token_coupled
+CHOOSE = llm_spec.local.acceptance._sample_draft_token_coupled
 BACK: tuple[Any, str] = (GrammarConstraint, "_roll_back_matcher")
-ROWS: tuple[Any, str] = (llm_spec.tokens.acceptance, "_verify_proposal_coupled")
+ROWS: tuple[Any, str] = (llm_spec.local.acceptance, "_verify_proposal_coupled")
 FAULTS: dict[str, tuple[tuple[Any, str], Any, Callable[[], None]]] = {
     "the matcher is not rolled back": (BACK, drop_nothing_from_the_matcher, check_texts),
     "the matcher is not rolled back, by the masks": (BACK, drop_nothing_from_the_matcher, check_walks),
@@ -355,7 +355,7 @@ def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch, fault: str) -
 
 def test_a_draft_without_the_mask_is_only_a_worse_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is the target's own choice."""
-    monkeypatch.setattr(llm_spec.tokens.acceptance, "_sample_draft_token_coupled", choose_without_mask)
+    monkeypatch.setattr(llm_spec.local.acceptance, "_sample_draft_token_coupled", choose_without_mask)
     check_texts()
 
 
@@ -421,7 +421,7 @@ def test_the_matcher_is_asked_once_for_each_position() -> None:
 
 def test_a_grammar_that_becomes_too_complex_ends_the_request_alone() -> None:
     """The error names the place, and the matcher serves what it could serve before: a draft may have led it there."""
-    compiled = llm_spec.grammar._get_ll_tokenizer(stub(), TOKENIZER)
+    compiled = llm_spec.local.grammar._get_ll_tokenizer(stub(), TOKENIZER)
     source = LLMatcher.grammar_from_lark('start: "a" b\nb: "" | b b | "x"')
     limited = LLMatcher(compiled, source, limits=LLParserLimits(step_max_items=40, verbose_errors=False))
     walked = GrammarConstraint(limited, vocab_size=4200, eos_token_ids=TOKENIZER.eos_token_ids)
@@ -436,21 +436,21 @@ def test_a_grammar_that_becomes_too_complex_ends_the_request_alone() -> None:
 def test_a_vocabulary_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many first requests at a time, one reading; the number that is kept is bounded."""
     reads: list[str] = []
-    read = llm_spec.grammar._build_ll_tokenizer
+    read = llm_spec.local.grammar._build_ll_tokenizer
 
     def counting(target: TokenModel, tokenizer: GrammarTokenizer) -> Any:
         reads.append(target.name)
         return read(target, tokenizer)
 
-    monkeypatch.setattr(llm_spec.grammar, "_tokenizers", {})
-    monkeypatch.setattr(llm_spec.grammar, "_build_ll_tokenizer", counting)
+    monkeypatch.setattr(llm_spec.local.grammar, "_tokenizers", {})
+    monkeypatch.setattr(llm_spec.local.grammar, "_build_ll_tokenizer", counting)
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(constraint, [*FORMATS] * 4))
     assert len(reads) == 1
     assert len({id(each) for each in made}) == 16
     for vocab_size in range(4201, 4210):
-        llm_spec.grammar._get_ll_tokenizer(stub(vocab_size=vocab_size), TOKENIZER)
-    assert len(llm_spec.grammar._tokenizers) == 4
+        llm_spec.local.grammar._get_ll_tokenizer(stub(vocab_size=vocab_size), TOKENIZER)
+    assert len(llm_spec.local.grammar._tokenizers) == 4
 
 
 # ------------------------------------------------------------------------------------------------ bad input

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llm_spec import pass_threads
-from llm_spec.pass_threads import run_pass
-from llm_spec.worker import call_in_own_thread
+from llm_spec.local import pass_threads
+from llm_spec.local.pass_threads import run_pass
+from llm_spec.local.threads import call_in_own_thread
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_an_interrupt_waits_for_the_pass() -> None:
 
 FORK = """
 import os
-from llm_spec.pass_threads import run_pass
+from llm_spec.local.pass_threads import run_pass
 
 run_pass(lambda: None, num_threads=2)
 child = os.fork()

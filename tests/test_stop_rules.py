@@ -12,11 +12,11 @@ import pytest
 
 from llm_spec import ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, open_provider
 from llm_spec.config import StrategyName
+from llm_spec.local.text import StopMatcher
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.stop_rules import may_token_complete_two
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 from llm_spec.testing.server.model import ScriptedModel
-from llm_spec.text import StopMatcher
 
 TEXT = "First some words, then the function getregentry is called here, and more words follow after that one."
 Rule = Literal["first of the list", "begins first"]

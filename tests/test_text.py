@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from llm_spec.contract.events import Origin, TextDelta
 from llm_spec.contract.model import Tokenizer
 from llm_spec.contract.request import ChatRequest
+from llm_spec.local.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 from llm_spec.testing import ByteTokenizer, CharTokenizer
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 

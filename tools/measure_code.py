@@ -115,7 +115,7 @@ def _walk_statements(body: Sequence[ast.stmt], for_types: bool, in_functions: bo
 
 
 def get_package(module: str) -> str:
-    """The first two parts of a name in `llm_spec` (`llm_spec.tokens` of `llm_spec.tokens.noise`), else the first."""
+    """The first two parts of a name in `llm_spec` (`llm_spec.local` of `llm_spec.local.noise`), else the first."""
     return ".".join(module.split(".")[: 2 if module.startswith("llm_spec.") else 1])
 
 

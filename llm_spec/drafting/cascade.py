@@ -17,7 +17,6 @@ from copy import deepcopy
 from functools import partial
 from typing import Final
 
-from llm_spec._iterators import as_closable_generator
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import ConfigError
@@ -31,7 +30,8 @@ from llm_spec.contract.optional import (
 )
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.draft_worth import DraftWorth
-from llm_spec.drafting.token_checks import check_draft_token, get_confidence_before_sampling
+from llm_spec.local.iterators import as_closable_generator
+from llm_spec.local.token_checks import check_draft_token, get_confidence_before_sampling
 
 __all__ = ["CascadeDraft"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from llm_spec.drafting.suffix_automaton import SuffixAutomaton
-from llm_spec.forks import reset_in_forked_child
+from llm_spec.local.forks import reset_in_forked_child
 
 __all__ = ["PastAnswers"]
 

@@ -16,7 +16,7 @@ from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSam
 from llm_spec.contract.optional import WrappedDraft, stream_with_token_ids_if_possible
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.prefill import prefill_prompt
+from llm_spec.local.prefill import prefill_prompt
 
 __all__ = ["ProviderDraft"]
 
@@ -52,7 +52,7 @@ class ProviderDraft:
         )
         model = self.capabilities.token_model
         if model is not None:
-            from llm_spec.local import stream_token_model  # needs numpy, which such a model has
+            from llm_spec.local.answer import stream_token_model  # needs numpy, which such a model has
 
             async with (
                 stream_token_model(model, request, exact=False) as events,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
 
-from llm_spec.forks import leave_to_parent, reset_in_forked_child
+from llm_spec.local.forks import leave_to_parent, reset_in_forked_child
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

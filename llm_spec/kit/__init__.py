@@ -13,7 +13,7 @@ Chunks as OpenAI's API has them
 - `answer_details`: parts that this library does not read, put together. `broken_answer`: what cannot be read.
 - `json`: JSON by orjson where it is installed. `surrogates`: halves of characters that come apart.
 
-Models in this process (with `llm_spec.local`: threads, caches, noise, sampling)
+Models in this process (with `llm_spec.local.answer`: threads, caches, noise, sampling)
 - `local_provider`: the provider around a token model; a provider of your own inherits from it.
 - `model_folder`: tokenizer and chat template of a folder in Hugging Face's layout (needs tokenizers and jinja2).
 - `query_options`: options after the question mark of a model's string.

@@ -18,10 +18,10 @@ from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.fields import LIMIT_FIELDS
 from llm_spec.contract.suggestions import suggest_name
+from llm_spec.local.lookahead import Fixed
 from llm_spec.pricing import Price, parse_price
 from llm_spec.registry import NamedProvider, list_provider_names, strip_credentials
 from llm_spec.strategies.registry import AUTO, PLAIN, get_strategies_by_name, list_strategy_choices
-from llm_spec.tokens.lookahead import Fixed
 
 __all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]
 

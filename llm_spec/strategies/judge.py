@@ -24,6 +24,7 @@ from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.draft_call import choose_max_draft_tokens
+from llm_spec.local.text import StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.text_pieces import split_into_pieces
@@ -38,7 +39,6 @@ from llm_spec.strategies.judge_verdict import (
 )
 from llm_spec.strategies.plain import stream_plain
 from llm_spec.strategies.resume_plain import can_target_continue_text, continue_by_text, skip_repeated_text
-from llm_spec.text import StopMatcher
 
 __all__ = ["prepare_or_refuse"]
 

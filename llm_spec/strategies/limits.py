@@ -7,8 +7,8 @@ from typing import get_args
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
-from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
+from llm_spec.local.acceptance_name import AcceptanceName
+from llm_spec.local.lookahead import CostAware, LookaheadPolicy
 
 __all__ = ["JudgeConfig", "Limits"]
 

@@ -53,6 +53,7 @@ from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest, Sampling
 from llm_spec.contract.response import append_tool_call_delta, complete_from_stream
 from llm_spec.contract.tools import find_constrained_part, find_message_parts
+from llm_spec.local.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.strategies.base import (
     ConstraintBegunError,
@@ -62,7 +63,6 @@ from llm_spec.strategies.base import (
     count_call_if_target_is_metered,
 )
 from llm_spec.strategies.registry import Prepare
-from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark
 
 __all__ = ["prepare_with_message_parser"]
 

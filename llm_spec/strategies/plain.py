@@ -28,8 +28,8 @@ def stream_plain(
     model = target.capabilities.token_model
     if model is None:
         return target.stream(request)
-    from llm_spec.generation import GenerationLimits  # numpy comes along, which servers' answers do without
-    from llm_spec.local import stream_token_model
+    from llm_spec.local.answer import stream_token_model
+    from llm_spec.local.loop import GenerationLimits  # numpy comes along, which servers' answers do without
 
     opened = stream_token_model(model, request, limits=GenerationLimits(max_iterations=limits.max_iterations))
     return count_call_if_target_is_metered(target, opened, request)

@@ -28,6 +28,7 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.local.text import StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.text_pieces import count_piece_tokens
@@ -45,7 +46,6 @@ from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.stream_scheduler import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
-from llm_spec.text import StopMatcher
 
 __all__ = ["prepare_or_refuse"]
 

@@ -15,10 +15,10 @@ from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer,
 from llm_spec.contract.errors import TargetError
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import Sampling
+from llm_spec.local.noise import NoisePurpose, draw_uniform_number
+from llm_spec.local.seed import draw_random_seed
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
-from llm_spec.tokens.seed import draw_random_seed
 
 __all__ = ["prepare_or_refuse"]
 

@@ -31,6 +31,8 @@ from llm_spec.contract.events import (
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
+from llm_spec.local.lookahead import MAX_LOOKAHEAD
+from llm_spec.local.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.counting import count_answer_tokens_in_event
@@ -42,8 +44,6 @@ from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
-from llm_spec.text import REPLACEMENT_CHARACTER, StopMatcher
-from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["VerifyRound", "answer_in_rounds"]
 

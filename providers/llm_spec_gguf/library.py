@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from llm_spec import TargetError
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens
-from llm_spec.pass_threads import run_pass
+from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens
+from llm_spec.local.pass_threads import run_pass
 
 __all__ = ["KeyType", "LlamaContext", "LlamaModel", "llama"]
 

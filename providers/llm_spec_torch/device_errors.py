@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from llm_spec import ModelOutputError, TargetError
-from llm_spec.pass_threads import run_pass
+from llm_spec.local.pass_threads import run_pass
 
 __all__ = ["make_not_finite_error", "run_on_device", "run_pass_on_device"]
 

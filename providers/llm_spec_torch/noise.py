@@ -1,4 +1,4 @@
-"""The noise of `llm_spec.tokens.noise` for a seed that is a tensor, so that one CUDA graph serves many requests.
+"""The noise of `llm_spec.local.noise` for a seed that is a tensor, so that one CUDA graph serves many requests.
 
 The Philox words are the reference's bit for bit, the Gumbel noise is within 2 ulp of it. Nothing here asks the device
 for a value. Every tensor may have further leading dimensions, which broadcast: independent requests.
@@ -12,8 +12,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from llm_spec.tokens.noise import NOISE_GROUP_SIZE, NoisePurpose
-from llm_spec.tokens.philox import philox4x32
+from llm_spec.local.noise import NOISE_GROUP_SIZE, NoisePurpose
+from llm_spec.local.philox import philox4x32
 
 __all__ = ["has_triton", "make_gumbel_tensor", "split_seed_into_words"]
 

@@ -6,7 +6,7 @@ from typing import Final, Literal, TypedDict
 
 from llm_spec import ConfigError
 from llm_spec.contract.checks import check_number
-from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
+from llm_spec.local.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["MAX_REQUESTS", "MAX_WIDTH", "MIN_CONTEXT", "TorchOptions", "check_torch_options"]
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import TargetError
-from llm_spec.forks import reset_in_forked_child
+from llm_spec.local.forks import reset_in_forked_child
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.pass_times import PassTimes
 

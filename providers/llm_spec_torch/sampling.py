@@ -1,4 +1,4 @@
-"""One request's sampling on the device: what `llm_spec.tokens.Sampler` and `CoupledAcceptance` do, for CUDA graphs.
+"""One request's sampling on the device: what `llm_spec.local.Sampler` and `CoupledAcceptance` do, for CUDA graphs.
 
 Nothing between `begin` and the end of a request asks the device for a value, so a whole round (draft steps,
 verification, commit) can be recorded. What a request may change lies in tensors that `load` overwrites in place; which
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from llm_spec import InvalidRequestError, Sampling
-from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
+from llm_spec.local.sampling import is_greedy, needs_no_penalties
 from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 
 __all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches"]
 
-_MIN_TEMPERATURE: Final = 1e-30  # as in llm_spec.tokens.sampling
+_MIN_TEMPERATURE: Final = 1e-30  # as in llm_spec.local.sampling
 _NO_TOP_P: Final = 2.0  # more than all of the mass; 1.0 would drop tokens that rounding adds nothing for
 
 

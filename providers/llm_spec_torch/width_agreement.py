@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from llm_spec.forks import reset_in_forked_child
+from llm_spec.local.forks import reset_in_forked_child
 
 __all__ = ["WidthAgreement"]
 

@@ -25,12 +25,12 @@ from llm_spec import (
 from llm_spec.contract.model import DraftToken, TokenDrafter
 from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import SuffixMatch
-from llm_spec.generation import Generation, GenerationLimits
+from llm_spec.local.acceptance import make_acceptance_rule
+from llm_spec.local.lookahead import Fixed
+from llm_spec.local.loop import Generation, GenerationLimits
+from llm_spec.local.sampling import FloatArray, Sampler
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
-from llm_spec.tokens.acceptance import make_acceptance_rule
-from llm_spec.tokens.lookahead import Fixed
-from llm_spec.tokens.sampling import FloatArray, Sampler
 
 TARGET = TableModel()
 STORY = "the quick brown fox jumps over the lazy dog, and that is all there is to say about it"

@@ -9,7 +9,7 @@ import pytest
 
 from llm_spec import DraftError
 from llm_spec.contract.model import DraftToken
-from llm_spec.drafting.token_checks import (
+from llm_spec.local.token_checks import (
     ReadOnlyTokenIds,
     check_confidence,
     check_draft_token,

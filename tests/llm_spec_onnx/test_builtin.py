@@ -25,8 +25,8 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
+from llm_spec.local.lookahead import LookaheadPolicy
 from llm_spec.testing import RandomDraft, check_provider_conformance
-from llm_spec.tokens.lookahead import LookaheadPolicy
 
 TARGET = open_provider("builtin:target")
 MODEL_DRAFT = open_draft("builtin:draft")

@@ -18,13 +18,13 @@ from llm_spec import (
     SpeculativeDecoder,
     open_draft,
     open_provider,
-    verifiers,
 )
-from llm_spec.generation import Generation, GenerationLimits
+from llm_spec.local import verify as verifiers
+from llm_spec.local.acceptance import make_acceptance_rule
+from llm_spec.local.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs
+from llm_spec.local.loop import Generation, GenerationLimits
+from llm_spec.local.sampling import Sampler
 from llm_spec.testing import RandomDraft
-from llm_spec.tokens.acceptance import make_acceptance_rule
-from llm_spec.tokens.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs
-from llm_spec.tokens.sampling import Sampler
 
 TARGET: Final = open_provider("builtin:target")
 DRAFTS: Final[dict[str, DraftProvider]] = {

@@ -25,8 +25,8 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
 )
+from llm_spec.local.lookahead import LookaheadPolicy
 from llm_spec.testing import RandomDraft
-from llm_spec.tokens.lookahead import LookaheadPolicy
 
 from .conftest import PAIR
 

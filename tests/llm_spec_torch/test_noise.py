@@ -15,9 +15,9 @@ from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 from numpy.typing import NDArray
 from triton_process import run_python
 
-from llm_spec.tokens.noise import NoisePurpose
-from llm_spec.tokens.noise import make_gumbel_noise as reference_gumbel
-from llm_spec.tokens.noise import make_uniform_noise as reference_uniform
+from llm_spec.local.noise import NoisePurpose
+from llm_spec.local.noise import make_gumbel_noise as reference_gumbel
+from llm_spec.local.noise import make_uniform_noise as reference_uniform
 
 SEEDS = [0, 5, 2**32 + 7, 2**63, 2**64 - 3]
 POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
@@ -67,7 +67,7 @@ IN_INTERPRETER = """
 import torch
 from llm_spec_torch.noise_triton import make_gumbel_tensor_fused
 from test_noise import POSITIONS, SEEDS, check_close, key
-from llm_spec.tokens.noise import make_gumbel_noise
+from llm_spec.local.noise import make_gumbel_noise
 
 for seed in SEEDS:
     for vocab_size in (1, 7, 1030):

@@ -21,8 +21,8 @@ from llm_spec import (
     SpeculativeDecoder,
 )
 from llm_spec.contract.events import LocalTimings
+from llm_spec.local.lookahead import LookaheadPolicy
 from llm_spec.testing import RandomDraft
-from llm_spec.tokens.lookahead import LookaheadPolicy
 
 from .conftest import PAIR
 from .test_exactness import SAMPLING, drafts_for

@@ -17,7 +17,7 @@ from llm_spec_torch.sampling import SamplingSwitches
 
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.request import Sampling
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.local.sampling import Sampler
 
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits
 

@@ -14,8 +14,8 @@ from llm_spec.contract.events import TextDelta, ToolCallDelta
 from llm_spec.contract.formats import FORMATS, MessageFormat, ReasoningMarks, list_format_marks
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import parse_tool_use
-from llm_spec.message_format.grammar import write_tool_grammar
-from llm_spec.message_format.parser import MessageParser
+from llm_spec.local.messages.grammar import write_tool_grammar
+from llm_spec.local.messages.parser import MessageParser
 
 llguidance = pytest.importorskip("llguidance")
 BY_NAME = {row.name: row for row in FORMATS}

@@ -11,7 +11,7 @@ import pytest
 
 from llm_spec.contract.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.formats import FORMATS, MessageFormat, ReasoningMarks
-from llm_spec.message_format.parser import MessageParser
+from llm_spec.local.messages.parser import MessageParser
 
 NAMES = frozenset({"get_weather", "write_file", "now"})
 THINK = ReasoningMarks("<think>", "</think>")

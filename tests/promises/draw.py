@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from llm_spec.config import BuiltinStrategyName, StrategyName
-from llm_spec.tokens.acceptance_name import AcceptanceName
+from llm_spec.local.acceptance_name import AcceptanceName
 from promises.drafts import BROKEN, DRAFTS, DraftKind
 from promises.language import Language
 from promises.local_drafts import LOCAL_DRAFTS, ODD_TOKENS, LocalDraftKind

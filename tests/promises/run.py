@@ -29,8 +29,8 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.decoder_stats import DecoderStats
+from llm_spec.local.lookahead import CostAware, Fixed
 from llm_spec.testing import LocalProvider, TableModel, VirtualClockEventLoop
-from llm_spec.tokens.lookahead import CostAware, Fixed
 from promises.drafts import DraftLedger, make_draft
 from promises.draw import Ask, Case
 from promises.language import EOS, Context, Language, cut_at_stop, to_text

@@ -9,13 +9,13 @@ from typing import Any
 
 from llm_spec import ChatRequest, Fixed, Sampling, StreamEvent
 from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
-from llm_spec.generation import Generation, GenerationLimits
-from llm_spec.local import generate_events
+from llm_spec.local.acceptance import make_acceptance_rule
+from llm_spec.local.acceptance_name import AcceptanceName
+from llm_spec.local.answer import generate_events
+from llm_spec.local.lookahead import LookaheadController, LookaheadPolicy
+from llm_spec.local.loop import Generation, GenerationLimits
+from llm_spec.local.sampling import Sampler
 from llm_spec.testing import TableModel
-from llm_spec.tokens.acceptance import make_acceptance_rule
-from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import LookaheadController, LookaheadPolicy
-from llm_spec.tokens.sampling import Sampler
 
 __all__ = [
     "DRAFT_TOKEN_S",

@@ -27,11 +27,11 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.local.lookahead import MAX_LOOKAHEAD
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.row_stats import DraftAgreementStats, RowCallStats
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual
-from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = [
     "EMOJI",

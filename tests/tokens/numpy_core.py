@@ -10,16 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from llm_spec.contract.model import DraftToken
-from llm_spec.tokens import acceptance
-from llm_spec.tokens.acceptance import (
-    AcceptanceRule,
-    CoupledAcceptance,
-    RejectionAcceptance,
-    VerifyResult,
-)
-from llm_spec.tokens.noise import NoisePurpose
-from llm_spec.tokens.sampling import Sampler
-from llm_spec.tokens.token_scores import DenseScorer
+from llm_spec.local import acceptance
+from llm_spec.local.acceptance import AcceptanceRule, CoupledAcceptance, RejectionAcceptance, VerifyResult
+from llm_spec.local.noise import NoisePurpose
+from llm_spec.local.sampling import Sampler
+from llm_spec.local.token_scores import DenseScorer
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, softmax, target_rows
 

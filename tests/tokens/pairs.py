@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from llm_spec.contract.request import Sampling
-from llm_spec.tokens.acceptance import AcceptanceRule
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.local.acceptance import AcceptanceRule
+from llm_spec.local.sampling import Sampler
 
 Floats = NDArray[np.float64]
 Rows = Callable[[NDArray[np.int64]], Floats]  # tokens [..., num_rows] -> logits after them [..., num_rows, vocab_size]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from llm_spec.contract.errors import ConfigError, ModelOutputError
 from llm_spec.contract.model import DraftToken
 from llm_spec.contract.request import Sampling
-from llm_spec.tokens.acceptance import (
+from llm_spec.local.acceptance import (
     CoupledAcceptance,
     LossyTypicalAcceptance,
     RejectionAcceptance,
@@ -30,8 +30,8 @@ from llm_spec.tokens.acceptance import (
     compute_residual_probs,
     make_acceptance_rule,
 )
-from llm_spec.tokens.noise import make_gumbel_noise
-from llm_spec.tokens.sampling import Sampler, is_greedy
+from llm_spec.local.noise import make_gumbel_noise
+from llm_spec.local.sampling import Sampler, is_greedy
 
 from .numpy_core import NumpyCore
 from .pairs import (

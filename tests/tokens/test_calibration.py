@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from llm_spec.tokens.calibration import CalibrationMemory, ConfidenceCalibration, ConfidenceRecord
+from llm_spec.local.calibration import CalibrationMemory, ConfidenceCalibration, ConfidenceRecord
 
 Answer = tuple[float, bool]  # what a draft said of its tokens, and whether they were right
 

@@ -23,12 +23,12 @@ from llm_spec import CascadeDraft, Fixed, ProviderDraft
 from llm_spec.contract.draft import DraftCapabilities
 from llm_spec.contract.model import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.drafting import cascade, draft_worth
-from llm_spec.generation import Generation, GenerationLimits
-from llm_spec.proposer import Proposer
+from llm_spec.local.acceptance import RejectionAcceptance
+from llm_spec.local.lookahead import LookaheadController
+from llm_spec.local.loop import Generation, GenerationLimits
+from llm_spec.local.propose import Proposer
+from llm_spec.local.sampling import Sampler
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import RejectionAcceptance
-from llm_spec.tokens.lookahead import LookaheadController
-from llm_spec.tokens.sampling import Sampler
 
 from .pairs import (
     DRAFT,

@@ -12,8 +12,8 @@ import pytest
 
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.model import PassCosts
-from llm_spec.tokens.calibration import ConfidenceRecord
-from llm_spec.tokens.lookahead import (
+from llm_spec.local.calibration import ConfidenceRecord
+from llm_spec.local.lookahead import (
     CostAware,
     Ewma,
     Fixed,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from llm_spec.tokens import noise as noise_module
-from llm_spec.tokens.noise import (
+from llm_spec.local import noise as noise_module
+from llm_spec.local.noise import (
     NOISE_GROUP_SIZE,
     NoisePurpose,
     compute_gumbel_number,

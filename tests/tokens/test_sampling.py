@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from llm_spec.contract.errors import InvalidRequestError, ModelOutputError
 from llm_spec.contract.request import Sampling
-from llm_spec.tokens.noise import make_gumbel_noise
-from llm_spec.tokens.sampling import Sampler, TokenConstraint, compute_sampling_logprobs, is_greedy, needs_no_penalties
+from llm_spec.local.noise import make_gumbel_noise
+from llm_spec.local.sampling import Sampler, TokenConstraint, compute_sampling_logprobs, is_greedy, needs_no_penalties
 
 VOCAB_SIZE = 12
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from llm_spec.tokens import token_scores
-from llm_spec.tokens.noise import NoiseGroups, make_gumbel_noise_of_tokens
-from llm_spec.tokens.token_scores import DenseScorer, SparseScorer
+from llm_spec.local import token_scores
+from llm_spec.local.noise import NoiseGroups, make_gumbel_noise_of_tokens
+from llm_spec.local.token_scores import DenseScorer, SparseScorer
 
 VOCAB_SIZE = 1500
 POSITIONS = range(32, 40)

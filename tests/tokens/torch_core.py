@@ -15,8 +15,8 @@ from torch import Tensor
 
 from llm_spec.contract.errors import ModelOutputError
 from llm_spec.contract.model import DraftToken
-from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.local.acceptance import AcceptanceRule, VerifyResult
+from llm_spec.local.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Rows, RuleName, target_rows
 

@@ -32,9 +32,9 @@ from llm_spec import (
     SpeculativeDecoder,
     Timeouts,
 )
+from llm_spec.local.lookahead import CostAware, Fixed
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
-from llm_spec.tokens.lookahead import CostAware, Fixed
 
 __all__ = ["draw_wires", "record_wire"]
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.tokens.noise import (
+from llm_spec.local.noise import (
     NOISE_GROUP_SIZE,
     compute_gumbel_number,
     draw_noise_groups,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llm_spec.tokens.sampling import FloatArray
+from llm_spec.local.sampling import FloatArray
 
 __all__ = ["ChosenLogprob", "compute_chosen_logprobs"]
 

@@ -9,7 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeAlias, TypeVar
 
-from llm_spec.forks import reset_in_forked_child
+from llm_spec.local.forks import reset_in_forked_child
 
 __all__ = ["DaemonThreadPool"]
 

@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from llm_spec.contract.errors import InvalidRequestError, MissingExtraError
 from llm_spec.contract.model import GrammarTokenizer, MessageFormatTokenizer, Tokenizer, TokenModel, VocabularyTokenizer
 from llm_spec.contract.tools import ToolUse
-from llm_spec.forks import call_in_forked_child
-from llm_spec.message_format.grammar import write_tool_grammar
-from llm_spec.worker import call_on_deep_stack
+from llm_spec.local.forks import call_in_forked_child
+from llm_spec.local.messages.grammar import write_tool_grammar
+from llm_spec.local.threads import call_on_deep_stack
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from llm_spec.contract.request import ChatRequest
-    from llm_spec.tokens.sampling import TokenConstraint
+    from llm_spec.local.sampling import TokenConstraint
 
 __all__ = ["GrammarConstraint", "build_answer_constraint", "supports_response_format"]
 

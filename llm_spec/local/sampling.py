@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llm_spec.contract.errors import InvalidRequestError, ModelOutputError
 from llm_spec.contract.request import Sampling
-from llm_spec.tokens.token_scores import DenseScorer, SparseScorer, TokenScorer
+from llm_spec.local.token_scores import DenseScorer, SparseScorer, TokenScorer
 
 __all__ = [
     "Sampler",

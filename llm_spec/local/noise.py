@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.tokens.philox import MASK32, philox4x32
+from llm_spec.local.philox import MASK32, philox4x32
 
 __all__ = [
     "NOISE_GROUP_SIZE",

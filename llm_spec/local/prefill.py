@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from llm_spec.contract.model import PrefixReusingSession, TokenSession
-from llm_spec.kept_tokens import PREFILL_CHUNK_TOKENS
+from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS
 
 __all__ = ["prefill_prompt"]
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from llm_spec.answer_emitter import AnswerEmitter, open_message_parser
-from llm_spec.concurrent_answers import count_concurrent_answers
 from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.errors import InvalidRequestError, make_context_length_error
 from llm_spec.contract.events import (
@@ -39,15 +37,17 @@ from llm_spec.contract.model import (
 from llm_spec.contract.optional import open_token_draft
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import ToolUse, parse_tool_use
-from llm_spec.generation import Generation, GenerationLimits
-from llm_spec.grammar import build_answer_constraint
-from llm_spec.message_format.parser import MessageParser
-from llm_spec.tokens.acceptance import make_acceptance_rule
-from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
-from llm_spec.tokens.sampling import Sampler
-from llm_spec.tokens.seed import draw_random_seed
-from llm_spec.worker import iterate_in_thread
+from llm_spec.local.acceptance import make_acceptance_rule
+from llm_spec.local.acceptance_name import AcceptanceName
+from llm_spec.local.concurrent_answers import count_concurrent_answers
+from llm_spec.local.emit import AnswerEmitter, open_message_parser
+from llm_spec.local.grammar import build_answer_constraint
+from llm_spec.local.lookahead import CostAware, LookaheadPolicy
+from llm_spec.local.loop import Generation, GenerationLimits
+from llm_spec.local.messages.parser import MessageParser
+from llm_spec.local.sampling import Sampler
+from llm_spec.local.seed import draw_random_seed
+from llm_spec.local.threads import iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
 

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from llm_spec._iterators import as_closable_generator
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import DraftError, format_error_line
 from llm_spec.contract.model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel
-from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
-from llm_spec.tokens.lookahead import LookaheadController
+from llm_spec.local.iterators import as_closable_generator
+from llm_spec.local.lookahead import LookaheadController
+from llm_spec.local.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
 
 __all__ = ["Proposer"]
 

@@ -25,10 +25,10 @@ from contextlib import aclosing, asynccontextmanager, closing
 from typing import Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from llm_spec._iterators import as_closable_generator
-from llm_spec.cores import count_usable_cores
-from llm_spec.forks import call_in_forked_child
-from llm_spec.thread_pool import DaemonThreadPool
+from llm_spec.local.cores import count_usable_cores
+from llm_spec.local.forks import call_in_forked_child
+from llm_spec.local.iterators import as_closable_generator
+from llm_spec.local.thread_pool import DaemonThreadPool
 
 __all__ = ["Outbox", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
 

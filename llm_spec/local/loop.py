@@ -8,7 +8,7 @@ text with and without speculation.
 
 `decode_rounds` is the loop. `Generation` opens and closes what the loop needs, and holds the answer so far. `Proposer`
 and `Verifier` are the two halves of a round. Everything here is synchronous and belongs to one request and one thread;
-`worker.py` carries it to an event loop.
+`threads.py` carries it to an event loop.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from llm_spec.contract.errors import InvalidRequestError, make_context_length_er
 from llm_spec.contract.events import Origin, Round, StoppedBy
 from llm_spec.contract.model import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
 from llm_spec.contract.stats import SpeculativeStats
-from llm_spec.proposer import Proposer
-from llm_spec.tokens.acceptance import AcceptanceRule
-from llm_spec.tokens.chosen_logprobs import ChosenLogprob
-from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
-from llm_spec.verifiers import DeviceVerifier, HostVerifier, VerifiedProposal, Verifier
+from llm_spec.local.acceptance import AcceptanceRule
+from llm_spec.local.chosen_logprobs import ChosenLogprob
+from llm_spec.local.lookahead import LookaheadController, RoundFeedback
+from llm_spec.local.propose import Proposer
+from llm_spec.local.verify import DeviceVerifier, HostVerifier, VerifiedProposal, Verifier
 
 __all__ = [
     "Generation",

@@ -9,10 +9,10 @@ from dataclasses import replace
 from llm_spec.contract.events import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
 from llm_spec.contract.model import MessageFormatTokenizer, Tokenizer
 from llm_spec.contract.tools import ToolUse
-from llm_spec.generation import TokenRound
-from llm_spec.message_format.parser import MessageParser
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
-from llm_spec.token_names import TokenNames
+from llm_spec.local.loop import TokenRound
+from llm_spec.local.messages.parser import MessageParser
+from llm_spec.local.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
+from llm_spec.local.token_names import TokenNames
 
 __all__ = ["AnswerEmitter", "open_message_parser"]
 

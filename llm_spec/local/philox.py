@@ -4,7 +4,7 @@ Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), checked 
 own Philox is 4x64.) A word has 32 bits and is stored in an int64. The product of two words wraps to the right 64 bits,
 and `(product >> 32) & 0xFFFFFFFF` is its high word although the shift is arithmetic.
 
-This is the only function of `llm_spec.tokens` that takes arrays of another library: `llm_spec_torch.noise` calls it
+This is the only function of `llm_spec.local` that takes arrays of another library: `llm_spec_torch.noise` calls it
 with int64 tensors, on a GPU too, so that host and device share one generator. It uses their operators alone.
 """
 

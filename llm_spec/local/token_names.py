@@ -6,7 +6,7 @@ from typing import Final
 
 from llm_spec.contract.events import TokenLogprob
 from llm_spec.contract.model import TokenBytesTokenizer, Tokenizer
-from llm_spec.tokens.chosen_logprobs import ChosenLogprob
+from llm_spec.local.chosen_logprobs import ChosenLogprob
 
 __all__ = ["TokenNames"]
 

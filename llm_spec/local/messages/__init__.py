@@ -1,0 +1,1 @@
+"""How models write tool calls and reasoning in their text: reading them, and grammars for them."""
