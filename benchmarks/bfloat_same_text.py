@@ -32,7 +32,7 @@ from llm_spec import (
     SuffixDraft,
 )
 from llm_spec.contract.request import RequestOptions
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import RandomDraft
 
 LOOKAHEAD = 7

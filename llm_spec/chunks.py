@@ -13,12 +13,12 @@ from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import TextDelta, Usage
 from llm_spec.contract.provider import Capabilities, ChunkStreaming
 from llm_spec.contract.request import ChatRequest
+from llm_spec.kit.open_calls import OpenCall
+from llm_spec.kit.openai_usage import parse_usage
 from llm_spec.measure.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.measure.deadline import Deadline
 from llm_spec.measure.text_pieces import count_piece_tokens
 from llm_spec.metering import is_call_unread
-from llm_spec.open_calls import OpenCall
-from llm_spec.openai_usage import parse_usage
 from llm_spec.resilience import CircuitBreaker
 
 __all__ = ["CountedChunkStream"]

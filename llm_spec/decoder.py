@@ -43,12 +43,13 @@ from llm_spec.contract.response import complete_from_stream
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.kit.open_calls import OpenCall, OpenCalls
+from llm_spec.kit.session_headers import bind_session_headers, stream_with_session_headers
 from llm_spec.local.seed import draw_random_seed
 from llm_spec.measure.clock import now
 from llm_spec.measure.counting import estimate_request_tokens
 from llm_spec.measure.stream_timing import record_plain_answer_times
 from llm_spec.metered import MeteredDraft, MeteredTarget
-from llm_spec.open_calls import OpenCall, OpenCalls
 from llm_spec.planner import StrategyPlanner
 from llm_spec.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.recorder import AnswerRecorder
@@ -57,7 +58,6 @@ from llm_spec.request_log import log_progress, log_request_end, log_request_fail
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.session_affinity import derive_session_id
-from llm_spec.session_headers import bind_session_headers, stream_with_session_headers
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy, discover_needed_features
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain

@@ -29,9 +29,9 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.continuation import ContinuationTest
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.kit.continuation import ContinuationTest
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
+from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from support.tiny_models import BUILTIN
 
 from llm_spec import BreakerPolicy, Budget, ConcurrencyLimit, TransientError
 from llm_spec.drafting.past_outputs import PastAnswers
-from llm_spec.event_loops import PerLoopResource
+from llm_spec.kit.event_loops import PerLoopResource
 from llm_spec.local import threads as worker
 from llm_spec.local.concurrent_answers import count_concurrent_answers, count_open_answers
 from llm_spec.local.thread_pool import DaemonThreadPool
@@ -316,7 +316,7 @@ def test_what_the_parent_is_doing_does_not_hold_up_a_child(
 
 CONNECTION = """
 import asyncio, os, sys
-from llm_spec.event_loops import PerLoopResource
+from llm_spec.kit.event_loops import PerLoopResource
 
 class Connection:
     async def close(self): os.write(1, b"closed")
@@ -345,7 +345,7 @@ def test_a_child_never_finalizes_connections_of_its_parent(kept: str) -> None:
 
 LOOP = """
 import asyncio, os, sys
-from llm_spec.event_loops import PerLoopResource
+from llm_spec.kit.event_loops import PerLoopResource
 
 class Connection:
     async def close(self): os.write(1, b"closed")

@@ -41,12 +41,12 @@ from llm_spec import (
 )
 from llm_spec.contract.errors import MissingExtraError
 from llm_spec.contract.model import GrammarTokenizer, TokenDrafter, TokenModel
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.acceptance import VerifyResult
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.answer import generate_events
 from llm_spec.local.grammar import GrammarConstraint, build_answer_constraint
 from llm_spec.local.sampling import Sampler
-from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
 
 PERSON = {

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_spec import json_text
+from llm_spec.kit import json as json_text
 
 VALUES = st.recursive(
     st.none()

@@ -23,11 +23,11 @@ from llm_spec import (
 )
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.formats import FORMATS, MessageFormat, ReasoningMarks
+from llm_spec.kit.openai_chat import ChunkReader
 from llm_spec.local.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs
 from llm_spec.local.emit import AnswerEmitter
 from llm_spec.local.loop import TokenRound
 from llm_spec.local.messages.parser import MessageParser
-from llm_spec.openai_chat import ChunkReader
 from llm_spec.testing import LocalProvider, TableModel
 
 HERMES: Final = next(row for row in FORMATS if row.name == "hermes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+from llm_spec.kit.http_errors import make_status_error, mask_secrets, read_stream_error_status
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.provider import Capabilities
-from llm_spec.openai_chat import ChunkReader
+from llm_spec.kit.openai_chat import ChunkReader
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
 

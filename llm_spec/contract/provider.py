@@ -65,7 +65,7 @@ class LlmProvider(Protocol):
     async def aclose(self) -> None:
         """Release what the provider holds; calling it twice is harmless.
 
-        Answers under way end with ClosedError (`llm_spec.open_calls.OpenCalls`), and so does every call after it.
+        Answers under way end with ClosedError (`llm_spec.kit.open_calls.OpenCalls`), and so does every call after it.
         """
         ...
 

@@ -30,7 +30,7 @@ from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
 from llm_spec.contract.reasoning_details import merge_reasoning_details
 from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json, split_provider_name
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.kit.openai_logprobs import build_chat_logprobs
 
 __all__ = [
     "ChunkBuilder",

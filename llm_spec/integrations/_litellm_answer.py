@@ -20,7 +20,6 @@ from litellm.types.utils import (
 )
 from litellm.types.utils import Usage as LiteLLMUsage
 
-from llm_spec.answer_details import merge_detail
 from llm_spec.contract.events import (
     AnswerDetail,
     Finish,
@@ -37,8 +36,9 @@ from llm_spec.contract.reasoning_details import build_thinking_blocks, merge_cha
 from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.integrations._litellm_request import REPORT_FIELD
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
-from llm_spec.openai_chunks import build_tool_call_delta
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.kit.answer_details import merge_detail
+from llm_spec.kit.openai_chunks import build_tool_call_delta
+from llm_spec.kit.openai_logprobs import build_chat_logprobs
 
 __all__ = ["Chunk", "ChunkBuilder", "fill_response"]
 

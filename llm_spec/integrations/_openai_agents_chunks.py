@@ -14,7 +14,7 @@ from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import build_thinking_blocks, merge_chat_details
 from llm_spec.contract.request import ChatRequest
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.kit.openai_logprobs import build_chat_logprobs
 
 __all__ = ["ChatChunkStream"]
 

@@ -26,7 +26,7 @@ from llm_spec.integrations._pydantic_ai_reasoning import (
     describe_chat_details,
 )
 from llm_spec.integrations._shared import StreamClosedError, TaskReadEventStream, describe_finish_as_json
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["SpeculativeStreamedResponse", "find_request_span"]

@@ -51,7 +51,7 @@ from llm_spec.integrations._llm_plugin_request import (
     convert_prompt_to_request,
 )
 from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json, split_provider_name
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, cast
 
-from llm_spec.answer_details import merge_detail
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.events import (
     AnswerDetail,
@@ -29,9 +28,10 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import merge_chat_details
-from llm_spec.json_text import dumps_ascii
-from llm_spec.openai_chunks import build_tool_call_delta
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.kit.answer_details import merge_detail
+from llm_spec.kit.json import dumps_ascii
+from llm_spec.kit.openai_chunks import build_tool_call_delta
+from llm_spec.kit.openai_logprobs import build_chat_logprobs
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.encoding import (

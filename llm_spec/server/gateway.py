@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from llm_spec.contract.errors import LlmSpecError
-from llm_spec.json_text import dumps
+from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import now
 from llm_spec.server.apis import APIS, AnswerEncodingContext, ApiDefinition
 from llm_spec.server.body_reader import BodyReader, RequestBody

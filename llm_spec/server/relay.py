@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from llm_spec.answer_details import merge_detail
 from llm_spec.contract.events import Usage
-from llm_spec.json_text import MAX_INT
-from llm_spec.openai_chat import DETAIL_FIELDS
-from llm_spec.openai_usage import parse_usage
+from llm_spec.kit.answer_details import merge_detail
+from llm_spec.kit.json import MAX_INT
+from llm_spec.kit.openai_chat import DETAIL_FIELDS
+from llm_spec.kit.openai_usage import parse_usage
 from llm_spec.server.request_fields import Json
 
 __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]

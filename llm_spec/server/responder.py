@@ -12,7 +12,7 @@ from llm_spec.contract.errors import BudgetError, InvalidRequestError
 from llm_spec.contract.events import AnswerStarted, Progress, StreamEvent
 from llm_spec.contract.provider import ChunkStreaming
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.json_text import dumps
+from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.counting import estimate_request_tokens
 from llm_spec.pricing import find_model_price

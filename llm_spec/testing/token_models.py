@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.model import Tokenizer, TokenModel
 from llm_spec.drafting.ngrams import NgramIndex
+from llm_spec.kit.local_provider import TokenModelProvider
 from llm_spec.local.forks import reset_in_forked_child
-from llm_spec.token_model_provider import TokenModelProvider
 
 if TYPE_CHECKING:
     from llm_spec.contract.request import ChatRequest

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, Usage
-from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.contract.events import FinishReason, StoppedBy
-from llm_spec.finish_reasons import read_finish_reason
-from llm_spec.openai_calls import ToolCallReader
-from llm_spec.surrogates import SurrogateJoiner, is_encodable
-from llm_spec.token_counts import read_token_count
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.finish_reasons import read_finish_reason
+from llm_spec.kit.openai_calls import ToolCallReader
+from llm_spec.kit.surrogates import SurrogateJoiner, is_encodable
+from llm_spec.kit.token_counts import read_token_count
 
 __all__ = ["AnthropicAnswerReader"]
 

@@ -29,19 +29,19 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.addresses import ServerAddress, parse_server_address, strip_credentials
-from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
-from llm_spec.open_calls import OpenCalls
-from llm_spec.proxies import find_proxy
-from llm_spec.session_headers import get_session_headers
-from llm_spec.status_errors import (
+from llm_spec.kit.addresses import ServerAddress, parse_server_address, strip_credentials
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
+from llm_spec.kit.http_errors import (
     get_error_words,
     get_status_advice,
     make_status_error,
     mask_secrets,
     read_stream_error_status,
 )
+from llm_spec.kit.open_calls import OpenCalls
+from llm_spec.kit.proxies import find_proxy
+from llm_spec.kit.session_headers import get_session_headers
 
 __all__ = ["AnthropicMessagesClient", "SdkStream"]
 

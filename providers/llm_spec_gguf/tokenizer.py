@@ -13,8 +13,8 @@ import numpy as np
 from llm_spec import ChatRequest, InvalidRequestError
 from llm_spec.contract.errors import make_context_length_error
 from llm_spec.contract.formats import MessageFormat, ReasoningMarks, list_format_marks
-from llm_spec.model_folder.chat_template import ChatTemplate
-from llm_spec.model_folder.control_tokens import ControlTokenFinder
+from llm_spec.kit.model_folder.chat_template import ChatTemplate
+from llm_spec.kit.model_folder.control_tokens import ControlTokenFinder
 from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]

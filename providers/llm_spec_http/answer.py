@@ -12,8 +12,8 @@ import aiohttp
 
 from llm_spec import ChatResponse, StreamEvent, TextDelta, TransientError
 from llm_spec.contract.response import ChatResponseBuilder
-from llm_spec.openai_chat import ChunkReader
-from llm_spec.openai_chunks import ChunkNormalizer
+from llm_spec.kit.openai_chat import ChunkReader
+from llm_spec.kit.openai_chunks import ChunkNormalizer
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import RepeatedPrefixStripper
 from llm_spec_http.sse import SseReader

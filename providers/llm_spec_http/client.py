@@ -10,14 +10,10 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import ConfigError, LlmSpecError, TargetError, TransientError
-from llm_spec.addresses import parse_server_address
-from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
-from llm_spec.json_text import dumps, loads
-from llm_spec.open_calls import OpenCalls
-from llm_spec.proxies import Proxy, find_proxy
-from llm_spec.session_headers import get_session_headers
-from llm_spec.status_errors import (
+from llm_spec.kit.addresses import parse_server_address
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
+from llm_spec.kit.http_errors import (
     find_reported_error,
     get_error_words,
     get_status_advice,
@@ -25,6 +21,10 @@ from llm_spec.status_errors import (
     mask_secrets,
     read_stream_error_status,
 )
+from llm_spec.kit.json import dumps, loads
+from llm_spec.kit.open_calls import OpenCalls
+from llm_spec.kit.proxies import Proxy, find_proxy
+from llm_spec.kit.session_headers import get_session_headers
 from llm_spec_http.dialects.base import Body
 
 __all__ = ["WHOLE_ANSWER_TIMEOUT", "HttpClient", "MissingEndpointError"]

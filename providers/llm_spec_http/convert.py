@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
-from llm_spec.openai_logprobs import build_logprob_fields
+from llm_spec.kit.openai_logprobs import build_logprob_fields
 from llm_spec_http.dialects.base import Body, ServerDialect
 
 __all__ = [

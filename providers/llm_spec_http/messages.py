@@ -24,8 +24,8 @@ from llm_spec.contract.endpoint import DecodingConstraint, Feature, MessagePart,
 from llm_spec.contract.events import FinishReason
 from llm_spec.contract.response import ChatResponseBuilder
 from llm_spec.contract.tools import find_constrained_part
+from llm_spec.kit.openai_chat import ChunkReader
 from llm_spec.measure.clock import now
-from llm_spec.openai_chat import ChunkReader
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects.base import Body, MessageApiDialect, ServerDialect

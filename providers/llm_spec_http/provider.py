@@ -13,12 +13,12 @@ from typing import Any, Final
 import aiohttp
 
 from llm_spec import ChatRequest, ChatResponse, ConfigError, StreamEvent
-from llm_spec.continuation import ContinuationTest
 from llm_spec.contract.endpoint import Feature
 from llm_spec.contract.provider import SERVER_FIRST_CHUNK_S, VENDOR_FIRST_CHUNK_S, Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.openai_chat import create_chunk_reader
-from llm_spec.openai_chunks import create_chunk_normalizer
+from llm_spec.kit.continuation import ContinuationTest
+from llm_spec.kit.openai_chat import create_chunk_reader
+from llm_spec.kit.openai_chunks import create_chunk_normalizer
 from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_events, read_whole_http_answer
 from llm_spec_http.client import WHOLE_ANSWER_TIMEOUT, HttpClient
 from llm_spec_http.convert import build_request_body

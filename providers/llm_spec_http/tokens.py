@@ -15,7 +15,7 @@ import aiohttp
 
 from llm_spec import ChatRequest, InvalidRequestError, LlmSpecError, Sampling, StreamEvent, TargetError
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
-from llm_spec.openai_chat import create_chunk_reader
+from llm_spec.kit.openai_chat import create_chunk_reader
 from llm_spec_http.answer import read_http_answer_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields

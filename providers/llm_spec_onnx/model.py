@@ -25,10 +25,10 @@ import numpy as np
 from llm_spec import ConfigError
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.contract.model import TokenSession
+from llm_spec.kit.model_folder.files import find_file, read_json
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.cores import count_usable_cores
 from llm_spec.local.prefill import prefill_prompt
-from llm_spec.model_folder.files import find_file, read_json
-from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec_onnx.sessions import (
     GrowingCacheSession,
     IdleBuffers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling
-from llm_spec.openai_logprobs import build_logprob_fields
+from llm_spec.kit.openai_logprobs import build_logprob_fields
 from llm_spec_openai.models import takes_max_tokens_field
 
 __all__ = ["Body", "build_request_body"]

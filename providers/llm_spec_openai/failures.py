@@ -12,16 +12,16 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.addresses import ServerAddress
-from llm_spec.broken_answer import BrokenAnswerError
-from llm_spec.proxies import Proxy
-from llm_spec.status_errors import (
+from llm_spec.kit.addresses import ServerAddress
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.http_errors import (
     get_error_words,
     get_status_advice,
     make_status_error,
     mask_secrets,
     read_stream_error_status,
 )
+from llm_spec.kit.proxies import Proxy
 
 __all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 

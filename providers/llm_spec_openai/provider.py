@@ -14,8 +14,8 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI
 from llm_spec import ChatRequest, ChatResponse, ConfigError, StreamEvent
 from llm_spec.contract.provider import VENDOR_FIRST_CHUNK_S, Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.openai_chat import create_chunk_reader
-from llm_spec.openai_chunks import create_chunk_normalizer
+from llm_spec.kit.openai_chat import create_chunk_reader
+from llm_spec.kit.openai_chunks import create_chunk_normalizer
 from llm_spec_openai.answer import read_sdk_answer_chunks, read_sdk_answer_events
 from llm_spec_openai.client import BETWEEN_CHUNKS_S, OpenAIChatClient, create_azure_client, create_openai_client
 from llm_spec_openai.convert import Body, build_request_body

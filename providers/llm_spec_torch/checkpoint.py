@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.model_folder.files import read_json
+from llm_spec.kit.model_folder.files import read_json
 
 __all__ = [
     "find_checkpoint_folder",

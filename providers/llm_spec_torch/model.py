@@ -17,10 +17,10 @@ from torch import Tensor
 from llm_spec import ConfigError, Sampling, TargetError
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.contract.model import TokenModel
+from llm_spec.kit.model_folder.files import read_json
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.forks import reset_in_forked_child
 from llm_spec.local.threads import call_in_own_thread
-from llm_spec.model_folder.files import read_json
-from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from llm_spec.token_model_provider import TokenModelProvider
+from llm_spec.kit.local_provider import TokenModelProvider
 from llm_spec_torch.model import TorchModel
 from llm_spec_torch.options import TorchOptions
 

@@ -14,7 +14,7 @@ from support.text_checks import ROUNDING
 
 from llm_spec import DraftProvider, Fixed, PromptLookup, ProviderDraft, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.model import TokenModel
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import RandomDraft
 
 

@@ -10,7 +10,7 @@ from llm_spec_onnx import OnnxProvider
 from support.space_tokenizers import KINDS, make_tokenizer, write_model_with_tokenizer
 
 from llm_spec import ChatRequest, PromptLookup, ReferenceDraft, SpeculativeDecoder
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 
 TEXTS = ["It is", " It", "  two  spaces ", " ", "", "\n\ta\n", "naïve 日本 😀", "</s> <s>x", "a"]
 PREFIXES = ["It is", "the", " the", "\n- ", "{", '{"a": ', "It is</s> the", "<s>", "日本 ", ""]

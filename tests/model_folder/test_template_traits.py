@@ -9,7 +9,7 @@ import pytest
 from support.conversations import AGENTS, SPECIAL_TOKENS, TOOLS, check_agents_turns, make_conversation
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, ToolCall
-from llm_spec.model_folder.chat_template import ChatTemplate
+from llm_spec.kit.model_folder.chat_template import ChatTemplate
 
 END = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 CALLS = (

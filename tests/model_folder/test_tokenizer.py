@@ -15,7 +15,7 @@ from support.tiny_models import BUILTIN
 
 from llm_spec import ChatRequest, InvalidRequestError
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 
 TOKENIZER = FolderTokenizer(BUILTIN / "target")
 

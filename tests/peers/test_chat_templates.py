@@ -14,7 +14,7 @@ from support.conversations import AGENTS, SPECIAL_TOKENS, RendersPrompts, check_
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError
 from llm_spec.contract.system_texts import join_neighbouring_user_messages, place_system_texts
-from llm_spec.model_folder.chat_template import ChatTemplate, _compile_template
+from llm_spec.kit.model_folder.chat_template import ChatTemplate, _compile_template
 
 pytestmark = pytest.mark.peers
 

@@ -13,7 +13,7 @@ from support.serving import HANGS_S, Asking, ask, check_error, serving_in_thread
 
 from llm_spec import TokenLogprob, open_provider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.server import ModelConfig
 from llm_spec.server.logprobs import CompletionLogprobsBuilder
 

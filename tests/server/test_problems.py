@@ -13,8 +13,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.kit.http_errors import make_status_error
 from llm_spec.server.problems import HttpProblem, convert_error_to_problem, redact_server_details
-from llm_spec.status_errors import make_status_error
 
 
 @pytest.mark.parametrize(

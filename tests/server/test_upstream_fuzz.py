@@ -21,7 +21,7 @@ SIZE: Final = RequestSize(text=20, request=200)
 PLANTED: Final = {
     # as somebody might write it to be robust: chunks that cannot be read are passed over
     "an answer in place of an error": """
-from llm_spec.openai_chat import ChunkReader
+from llm_spec.kit.openai_chat import ChunkReader
 
 read_chunk = ChunkReader.read_chunk
 

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from llm_spec.contract.endpoint import DecodingConstraint, SampledToken
 from llm_spec.contract.events import FinishReason
-from llm_spec.openai_chat import parse_finish_reason
+from llm_spec.kit.openai_chat import parse_finish_reason
 from llm_spec_http.dialects.base import Body, PostJson, ServerDialect, make_continuation, read_choices_in_order
 
 __all__ = ["VLLM"]

@@ -8,7 +8,7 @@ from support.gguf_models import PAIR, WriteModel, sentencepiece_vocabulary
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError
 from llm_spec.contract.model import TokenModel
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 
 TEXTS = (
     "",

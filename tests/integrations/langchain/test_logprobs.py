@@ -8,7 +8,7 @@ pytest.importorskip("langchain_core")
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.langchain import SpeculativeChatModel
-from llm_spec.openai_logprobs import build_chat_logprobs
+from llm_spec.kit.openai_logprobs import build_chat_logprobs
 
 CODE = "def test_spawnl(self):"
 

@@ -12,7 +12,7 @@ import litellm
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.litellm import register
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of litellm's own models
 

@@ -8,7 +8,7 @@ pytest.importorskip("llm")
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.llm_plugin import ModelSpec, SpeculativeModel
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 
 CODE = "def test_spawnl(self):"
 

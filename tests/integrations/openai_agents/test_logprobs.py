@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseOut
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.openai_agents import SpeculativeModel
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 
 CODE = "def test_spawnl(self):"
 

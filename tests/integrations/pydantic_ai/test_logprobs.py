@@ -12,7 +12,7 @@ from pydantic_ai import Agent
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
-from llm_spec.openai_logprobs import convert_logprobs_to_openai
+from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 
 PROMPT = "def area(radius):"
 

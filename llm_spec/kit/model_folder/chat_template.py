@@ -17,8 +17,8 @@ from llm_spec.contract.errors import InvalidRequestError, ModelLoadError
 from llm_spec.contract.formats import find_message_format, find_reasoning_marks
 from llm_spec.contract.messages import ChatMessage, ToolCall
 from llm_spec.contract.request import ChatRequest
-from llm_spec.model_folder.files import read_text_file
-from llm_spec.model_folder.template_traits import TemplateTraits, arrange_messages, find_template_traits
+from llm_spec.kit.model_folder.files import read_text_file
+from llm_spec.kit.model_folder.template_traits import TemplateTraits, arrange_messages, find_template_traits
 
 __all__ = ["ChatTemplate"]
 

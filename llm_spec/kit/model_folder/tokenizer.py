@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from llm_spec.contract.errors import InvalidRequestError, ModelLoadError, make_context_length_error
 from llm_spec.contract.formats import MessageFormat, ReasoningMarks, list_format_marks
 from llm_spec.contract.request import ChatRequest
-from llm_spec.model_folder.chat_template import ChatTemplate
-from llm_spec.model_folder.control_tokens import ControlTokenFinder
-from llm_spec.model_folder.files import find_file, read_json, read_text_file
-from llm_spec.model_folder.token_bytes import TokenByteTable
+from llm_spec.kit.model_folder.chat_template import ChatTemplate
+from llm_spec.kit.model_folder.control_tokens import ControlTokenFinder
+from llm_spec.kit.model_folder.files import find_file, read_json, read_text_file
+from llm_spec.kit.model_folder.token_bytes import TokenByteTable
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.contract.events import Usage
-from llm_spec.json_text import MAX_INT
-from llm_spec.token_counts import read_token_count
+from llm_spec.kit.json import MAX_INT
+from llm_spec.kit.token_counts import read_token_count
 
 __all__ = ["clean_usage", "parse_usage"]
 

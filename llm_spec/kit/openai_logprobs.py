@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
-from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.contract.events import TokenLogprob
 from llm_spec.contract.request import ChatRequest
-from llm_spec.json_text import MAX_INT
-from llm_spec.surrogates import mend_text
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.json import MAX_INT
+from llm_spec.kit.surrogates import mend_text
 
 __all__ = [
     "build_chat_logprobs",

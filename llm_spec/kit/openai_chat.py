@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
-from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.contract.events import (
     AnswerDetail,
     Finish,
@@ -38,11 +37,12 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.request import ChatRequest
-from llm_spec.finish_reasons import read_finish_reason
-from llm_spec.openai_calls import ToolCallReader
-from llm_spec.openai_logprobs import parse_logprobs
-from llm_spec.openai_usage import parse_usage
-from llm_spec.surrogates import SurrogateJoiner, is_encodable, mend_value
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.finish_reasons import read_finish_reason
+from llm_spec.kit.openai_calls import ToolCallReader
+from llm_spec.kit.openai_logprobs import parse_logprobs
+from llm_spec.kit.openai_usage import parse_usage
+from llm_spec.kit.surrogates import SurrogateJoiner, is_encodable, mend_value
 
 __all__ = [
     "DETAIL_FIELDS",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from llm_spec.addresses import ServerAddress, parse_server_address
 from llm_spec.contract.errors import ConfigError
+from llm_spec.kit.addresses import ServerAddress, parse_server_address
 
 __all__ = ["Proxy", "find_proxy"]
 

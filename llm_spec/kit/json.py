@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from llm_spec.surrogates import mend_escapes
+from llm_spec.kit.surrogates import mend_escapes
 
 __all__ = ["MAX_INT", "dumps", "dumps_ascii", "loads"]
 

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from llm_spec.broken_answer import BrokenAnswerError
 from llm_spec.contract.events import ToolCallDelta
 from llm_spec.contract.messages import ToolCallKind
-from llm_spec.json_text import dumps
-from llm_spec.surrogates import EscapeMender, SurrogateJoiner, mend_text
+from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.json import dumps
+from llm_spec.kit.surrogates import EscapeMender, SurrogateJoiner, mend_text
 
 __all__ = ["ToolCallReader"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_spec.json_text import MAX_INT
+from llm_spec.kit.json import MAX_INT
 
 __all__ = ["read_token_count"]
 

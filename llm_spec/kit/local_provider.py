@@ -11,9 +11,9 @@ from llm_spec.contract.model import MessageFormatTokenizer, TokenModel
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.kit.open_calls import OpenCalls
 from llm_spec.local.answer import stream_token_model
 from llm_spec.local.grammar import supports_response_format
-from llm_spec.open_calls import OpenCalls
 
 __all__ = ["TokenModelProvider"]
 
