@@ -14,8 +14,8 @@ from llm_spec_http.tokens import HttpTokenEndpoint
 
 from llm_spec import Sampling
 from llm_spec.contract.endpoint import SampledToken, TopTokens
-from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.stream_chain import StreamChain
+from llm_spec.strategies.race.chain import StreamChain
+from llm_spec.strategies.race.stream import RaceStream
 
 __all__ = ["planted"]
 
@@ -63,7 +63,7 @@ def _add_logprob(row: TopTokens, drafted_id: int | None) -> TopTokens:
 
 
 _FAULTS: Final[dict[str, tuple[str, type[Any]]]] = {
-    "race": ("llm_spec.strategies.race.StreamChain", _DraftedFirst),
+    "race": ("llm_spec.strategies.race.race.StreamChain", _DraftedFirst),
     "probe": ("llm_spec_http.provider.HttpTokenEndpoint", _DrawnAgain),
     "score": ("llm_spec_http.provider.HttpTokenEndpoint", _DraftedLikelier),
 }

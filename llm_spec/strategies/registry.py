@@ -141,7 +141,7 @@ _BUILTIN: Final = (
     TOKENS,
     StrategyEntry(
         name="race",
-        prepare="llm_spec.strategies.race:prepare_or_refuse",
+        prepare="llm_spec.strategies.race.race:prepare_or_refuse",
         summary="more requests to the target start at later points of the drafted answer",
         auto=True,
         target="server",
@@ -151,7 +151,7 @@ _BUILTIN: Final = (
     ),
     StrategyEntry(
         name="probe",
-        prepare="llm_spec.strategies.probe:prepare_or_refuse",
+        prepare="llm_spec.strategies.rows.probe:prepare_or_refuse",
         summary="one request to the target checks several tokens of the draft",
         auto=True,
         target="server",
@@ -161,7 +161,7 @@ _BUILTIN: Final = (
     ),
     StrategyEntry(
         name="score",
-        prepare="llm_spec.strategies.score:prepare_or_refuse",
+        prepare="llm_spec.strategies.rows.score:prepare_or_refuse",
         summary="one request to the target scores the draft's tokens, and its own tokens are read from the scores",
         target="server",
         needs=("token_scorer",),

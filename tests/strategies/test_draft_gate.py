@@ -17,7 +17,7 @@ from llm_spec.measure.draft_load_stats import DraftLoadStats
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.loss_budget import LossBudget
+from llm_spec.strategies.race.loss_budget import LossBudget
 from llm_spec.testing import TableModel
 
 STEP_S = 0.05

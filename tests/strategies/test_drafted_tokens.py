@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm_spec.measure.row_stats import RowCallStats
-from llm_spec.strategies.drafted_tokens import DraftedTokens
+from llm_spec.strategies.rows.drafted_tokens import DraftedTokens
 
 
 class Draft:

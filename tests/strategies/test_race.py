@@ -27,7 +27,7 @@ from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
-from llm_spec.strategies.race import prepare_or_refuse
+from llm_spec.strategies.race.race import prepare_or_refuse
 
 VARIED = (
     "Here is the plan, step by step, for every reader of this text.\r\n\r\n"
@@ -401,7 +401,7 @@ def test_sampled_answers_have_the_targets_law(num_answers: int) -> None:
 
 def test_one_seed_for_all_streams_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above is sharp (test_stream_chain.py has the faults of who takes over)."""
-    monkeypatch.setattr("llm_spec.strategies.race_target.RaceTarget._vary_seed_per_stream", lambda _, request: request)
+    monkeypatch.setattr("llm_spec.strategies.race.target.RaceTarget._vary_seed_per_stream", lambda _, request: request)
     counts, num_won = run_virtual(sampled(1_000, DRAFT_WORDS))
     assert num_won > 200
     assert p_value(counts) < 1e-6

@@ -8,9 +8,9 @@ import pytest
 
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.strategies.loss_budget import LossBudget
-from llm_spec.strategies.prompt_trial import choose_prompt_stretch
-from llm_spec.strategies.row_scheduler import RowCall, RowDecision, RowScheduler
+from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.rows.prompt_trial import choose_prompt_stretch
+from llm_spec.strategies.rows.schedule import RowCall, RowDecision, RowScheduler
 
 STEP_S = 0.025
 

@@ -16,8 +16,8 @@ from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
-from llm_spec.strategies import server_rounds
-from llm_spec.strategies.row_scheduler import RowScheduler
+from llm_spec.strategies.rows import rounds as server_rounds
+from llm_spec.strategies.rows.schedule import RowScheduler
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 Rows: TypeAlias = list[Any]

@@ -14,7 +14,7 @@ from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.loss_budget import LossBudget
+from llm_spec.strategies.race.loss_budget import LossBudget
 from llm_spec.strategies.stream_reader import StreamReader
 
 NUM_WORDS = 8

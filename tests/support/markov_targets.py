@@ -18,7 +18,7 @@ from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
-from llm_spec.strategies.probe import prepare_or_refuse
+from llm_spec.strategies.rows.probe import prepare_or_refuse
 from support.probe_targets import Patient
 
 # ------------------------------------------------------------------------------------------ sampling

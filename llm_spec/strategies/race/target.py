@@ -14,9 +14,9 @@ from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import ChatRequest
 from llm_spec.measure.text_pieces import count_prompt_pieces
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.prompt_trial import choose_prompt_stretch
-from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.stream_scheduler import PromptTokenCosts
+from llm_spec.strategies.race.schedule import PromptTokenCosts
+from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.strategies.rows.prompt_trial import choose_prompt_stretch
 
 __all__ = ["RaceTarget"]
 

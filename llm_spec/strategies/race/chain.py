@@ -23,7 +23,7 @@ from typing import Final
 from llm_spec.contract.events import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.text_pieces import count_piece_tokens, count_words, iterate_piece_ends, split_into_pieces
-from llm_spec.strategies.race_stream import DraftPieceTimes, RaceStream
+from llm_spec.strategies.race.stream import DraftPieceTimes, RaceStream
 
 __all__ = ["StreamChain", "find_stream_boundary"]
 

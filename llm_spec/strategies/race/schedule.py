@@ -26,10 +26,10 @@ from typing import Final, NamedTuple
 
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.strategies.loss_budget import LossBudget
-from llm_spec.strategies.prompt_trial import PromptTrial
-from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
+from llm_spec.strategies.race.chain import StreamChain, find_stream_boundary
+from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.strategies.rows.prompt_trial import PromptTrial
 
 __all__ = ["MAX_DRAFT_REACH", "DraftRequest", "PromptTokenCosts", "StreamScheduler"]
 

@@ -12,7 +12,7 @@ from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import Sampling
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
-from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
+from llm_spec.strategies.rows.rounds import VerifyRound, answer_in_rounds
 
 __all__ = ["prepare_or_refuse"]
 

@@ -30,7 +30,6 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.encoded_draft import EncodedDraft
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
 from llm_spec.local.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
@@ -39,11 +38,12 @@ from llm_spec.measure.counting import count_answer_tokens_in_event
 from llm_spec.measure.text_pieces import count_piece_tokens
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_remainder_plain
-from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
+from llm_spec.strategies.rows.draft_ids import EncodedDraft
+from llm_spec.strategies.rows.prompt_trial import choose_prompt_stretch
+from llm_spec.strategies.rows.schedule import RowCall, RowScheduler
+from llm_spec.strategies.rows.token_answer import TokenAnswer
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
-from llm_spec.strategies.token_answer import TokenAnswer
 
 __all__ = ["VerifyRound", "answer_in_rounds"]
 

@@ -1,4 +1,4 @@
-"""`race`: the target runs against itself, from several places of a draft at once. See `stream_chain.py`."""
+"""`race`: the target runs against itself, from several places of a draft at once. See `chain.py`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from llm_spec.strategies.base import (
     find_multi_call_refusal,
 )
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.race_target import RaceTarget
-from llm_spec.strategies.stream_chain import StreamChain
+from llm_spec.strategies.race.chain import StreamChain
+from llm_spec.strategies.race.schedule import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
+from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.strategies.race.target import RaceTarget
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
-from llm_spec.strategies.stream_scheduler import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
 
 __all__ = ["prepare_or_refuse"]
 

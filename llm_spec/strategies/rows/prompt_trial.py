@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llm_spec.measure.row_stats import LatenessStats
-from llm_spec.strategies.lateness_trial import LatenessTrial
+from llm_spec.strategies.rows.lateness_trial import LatenessTrial
 
 __all__ = ["PromptTrial", "choose_prompt_stretch"]
 
