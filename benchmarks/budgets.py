@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from llm_spec.budget import RESERVED_OUTPUT_TOKENS
+from llm_spec.decoder.budget import RESERVED_OUTPUT_TOKENS
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 TEXT: Final = " ".join(f"word{i}" for i in range(900))

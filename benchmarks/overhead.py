@@ -32,7 +32,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from never_slower import make_answer
 
 from llm_spec import ChatRequest, LlmProvider, SpeculativeConfig, SpeculativeDecoder, TextDelta
-from llm_spec.config import StrategyName
+from llm_spec.decoder.config import StrategyName
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing.server import MODEL, ScriptedModelServer, ServerLatency
 

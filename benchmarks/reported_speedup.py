@@ -31,9 +31,9 @@ from typing import Any
 from never_slower import ServerScenario, SocketScenario, make_answer, start_servers
 
 from llm_spec import LlmProvider, ProviderDraft, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, TextDelta
-from llm_spec.config import StrategyName
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.model import TokenModel
+from llm_spec.decoder.config import StrategyName
 from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, TableModel
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
-from llm_spec.registry import open_draft, open_provider
+from llm_spec.decoder.entry_points import open_draft, open_provider
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 
 NUM_PAIRS: Final = 5

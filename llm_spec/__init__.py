@@ -12,12 +12,6 @@ from typing import TYPE_CHECKING, Final
 from llm_spec.contract._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
-    from llm_spec.budget import Budget as Budget
-    from llm_spec.concurrency_limit import ConcurrencyLimit as ConcurrencyLimit
-    from llm_spec.config import BreakerPolicy as BreakerPolicy
-    from llm_spec.config import RetryPolicy as RetryPolicy
-    from llm_spec.config import SpeculativeConfig as SpeculativeConfig
-    from llm_spec.config import Timeouts as Timeouts
     from llm_spec.contract.draft import DraftProvider as DraftProvider
     from llm_spec.contract.errors import BudgetError as BudgetError
     from llm_spec.contract.errors import CircuitOpenError as CircuitOpenError
@@ -52,8 +46,21 @@ if TYPE_CHECKING:
     from llm_spec.contract.request import ChatRequest as ChatRequest
     from llm_spec.contract.request import Sampling as Sampling
     from llm_spec.contract.stats import SpeculativeStats as SpeculativeStats
-    from llm_spec.decoder import SpeculativeDecoder as SpeculativeDecoder
-    from llm_spec.decoder_stats import DecoderStats as DecoderStats
+    from llm_spec.decoder.budget import Budget as Budget
+    from llm_spec.decoder.concurrency_limit import ConcurrencyLimit as ConcurrencyLimit
+    from llm_spec.decoder.config import BreakerPolicy as BreakerPolicy
+    from llm_spec.decoder.config import RetryPolicy as RetryPolicy
+    from llm_spec.decoder.config import SpeculativeConfig as SpeculativeConfig
+    from llm_spec.decoder.config import Timeouts as Timeouts
+    from llm_spec.decoder.decoder import SpeculativeDecoder as SpeculativeDecoder
+    from llm_spec.decoder.decoder_stats import DecoderStats as DecoderStats
+    from llm_spec.decoder.entry_points import open_draft as open_draft
+    from llm_spec.decoder.entry_points import open_provider as open_provider
+    from llm_spec.decoder.pricing import Cost as Cost
+    from llm_spec.decoder.pricing import Price as Price
+    from llm_spec.decoder.result import SpeculativeFinish as SpeculativeFinish
+    from llm_spec.decoder.result import SpeculativeResult as SpeculativeResult
+    from llm_spec.decoder.result import Timings as Timings
     from llm_spec.drafting.cascade import CascadeDraft as CascadeDraft
     from llm_spec.drafting.lookup import PromptLookup as PromptLookup
     from llm_spec.drafting.provider_draft import ProviderDraft as ProviderDraft
@@ -63,20 +70,13 @@ if TYPE_CHECKING:
     from llm_spec.local.lookahead import Ewma as Ewma
     from llm_spec.local.lookahead import Fixed as Fixed
     from llm_spec.local.lookahead import Threshold as Threshold
-    from llm_spec.pricing import Cost as Cost
-    from llm_spec.pricing import Price as Price
-    from llm_spec.registry import open_draft as open_draft
-    from llm_spec.registry import open_provider as open_provider
-    from llm_spec.result import SpeculativeFinish as SpeculativeFinish
-    from llm_spec.result import SpeculativeResult as SpeculativeResult
-    from llm_spec.result import Timings as Timings
     from llm_spec.strategies.limits import JudgeConfig as JudgeConfig
 
 __version__ = "0.1.0"
 
 # where each name is; the imports above tell type checkers the same
 _NAMES_BY_MODULE: Final = {
-    "llm_spec.budget": "Budget",
+    "llm_spec.decoder.budget": "Budget",
     "llm_spec.contract.events": (
         "AnswerDetail AnswerStarted ChatResponse Fallback Finish GuaranteeWeakened "
         "ReasoningDelta Retry Round StreamEvent TextDelta TokenLogprob "
@@ -84,12 +84,12 @@ _NAMES_BY_MODULE: Final = {
     ),
     "llm_spec.contract.messages": ("ChatMessage NativeMessage ReasoningDetail ToolCall"),
     "llm_spec.contract.request": ("ChatRequest Sampling"),
-    "llm_spec.concurrency_limit": "ConcurrencyLimit",
-    "llm_spec.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
+    "llm_spec.decoder.concurrency_limit": "ConcurrencyLimit",
+    "llm_spec.decoder.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
     "llm_spec.contract.provider": "LlmProvider",
     "llm_spec.contract.draft": "DraftProvider",
-    "llm_spec.decoder": "SpeculativeDecoder",
-    "llm_spec.decoder_stats": "DecoderStats",
+    "llm_spec.decoder.decoder": "SpeculativeDecoder",
+    "llm_spec.decoder.decoder_stats": "DecoderStats",
     "llm_spec.drafting.cascade": "CascadeDraft",
     "llm_spec.drafting.lookup": "PromptLookup",
     "llm_spec.drafting.provider_draft": "ProviderDraft",
@@ -99,9 +99,9 @@ _NAMES_BY_MODULE: Final = {
         "BudgetError CircuitOpenError ClosedError ConfigError DraftError InvalidRequestError "
         "LlmSpecError ModelOutputError TargetError TransientError UnsupportedError"
     ),
-    "llm_spec.pricing": "Cost Price",
-    "llm_spec.registry": "open_draft open_provider",
-    "llm_spec.result": "SpeculativeFinish SpeculativeResult Timings",
+    "llm_spec.decoder.pricing": "Cost Price",
+    "llm_spec.decoder.entry_points": "open_draft open_provider",
+    "llm_spec.decoder.result": "SpeculativeFinish SpeculativeResult Timings",
     "llm_spec.contract.stats": "SpeculativeStats",
     "llm_spec.strategies.limits": "JudgeConfig",
     "llm_spec.local.lookahead": "CostAware Ewma Fixed Threshold",

@@ -11,7 +11,7 @@ from typing import Final
 
 from llm_spec.cli_arguments import build_argument_parser
 from llm_spec.contract.errors import LlmSpecError
-from llm_spec.registry import registered_providers, strip_credentials
+from llm_spec.decoder.entry_points import registered_providers, strip_credentials
 
 __all__ = ["main"]
 

@@ -17,11 +17,11 @@ from llm_spec.bench.report_files import check_report_path, write_report
 from llm_spec.bench.report_text import format_text_report
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.cli_screen import ProgressBar, Spinner
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError, TargetError
-from llm_spec.pricing import parse_price
-from llm_spec.registry import strip_address, strip_credentials
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.entry_points import strip_address, strip_credentials
+from llm_spec.decoder.pricing import parse_price
 
 __all__ = ["run_bench_command"]
 

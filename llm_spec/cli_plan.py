@@ -7,12 +7,20 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, TextIO
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, TargetError
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.entry_points import (
+    find_target_features,
+    list_model_specs_of_draft,
+    open_draft,
+    open_provider,
+    strip_credentials,
+)
+from llm_spec.decoder.pricing import FREE, PRICES_AS_OF, Price, find_model_price, parse_price
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.plan_estimates import (
     AnswerEstimate,
@@ -21,14 +29,6 @@ from llm_spec.plan_estimates import (
     estimate_answer,
     find_break_even_acceptances,
     list_simulated_strategies,
-)
-from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, parse_price
-from llm_spec.registry import (
-    find_target_features,
-    list_model_specs_of_draft,
-    open_draft,
-    open_provider,
-    strip_credentials,
 )
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 

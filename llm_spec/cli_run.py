@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_spec.cli_screen import AnswerScreen, Spinner
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, InvalidRequestError, TargetError, TransientError
 from llm_spec.contract.events import TextDelta
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.entry_points import open_draft, open_provider, strip_address, strip_credentials
+from llm_spec.decoder.pricing import parse_price
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.local.lookahead import CostAware, Fixed, LookaheadPolicy
-from llm_spec.pricing import parse_price
-from llm_spec.registry import open_draft, open_provider, strip_address, strip_credentials
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.registry import AUTO, PLAIN
 
 __all__ = ["run_prompt_command"]

@@ -44,7 +44,7 @@ def serve_from_arguments(arguments: argparse.Namespace) -> int:
 
 def _describe_served_models(config: ServerConfig) -> str:
     """The models of a config, and what each is made of."""
-    from llm_spec.registry import strip_credentials
+    from llm_spec.decoder.entry_points import strip_credentials
 
     made_of = {name: model.target + f" with {model.draft}" * bool(model.draft) for name, model in config.models.items()}
     return strip_credentials(", ".join(f"{name} ({parts})" for name, parts in made_of.items()))

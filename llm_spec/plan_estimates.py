@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.events import Usage
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.pricing import Price
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
-from llm_spec.pricing import Price
 from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.strategies.limits import JudgeConfig
 from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, get_strategies_by_name

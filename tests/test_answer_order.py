@@ -7,9 +7,9 @@ from typing import Final
 import pytest
 
 from llm_spec import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.answer_order import AnswerPart
-from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.decoder.answer_order import AnswerPart
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.testing import ScriptedProvider
 
 ASKED: Final = ChatRequest.create("hi")

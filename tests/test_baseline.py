@@ -25,14 +25,14 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.budget import Budget, CostTracker
-from llm_spec.config import StrategyName
 from llm_spec.contract.events import LocalTimings
+from llm_spec.decoder.budget import Budget, CostTracker
+from llm_spec.decoder.choice import StrategyChoice
+from llm_spec.decoder.config import StrategyName
+from llm_spec.decoder.record import AnswerRecorder
 from llm_spec.measure.baseline import TargetSpeedBaseline
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.recorder import AnswerRecorder
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
-from llm_spec.strategies.choice import StrategyChoice
 from llm_spec.strategies.registry import TOKENS
 from llm_spec.testing import LocalProvider, TableModel
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from llm_spec import Budget, BudgetError, ChatRequest, Price, SpeculativeConfig, SpeculativeDecoder, TextDelta, Usage
-from llm_spec.budget import RESERVED_OUTPUT_TOKENS, AnswerReservation
-from llm_spec.config import StrategyName
 from llm_spec.contract.events import Finish, Round
 from llm_spec.contract.provider import Capabilities
-from llm_spec.pricing import FREE
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.budget import RESERVED_OUTPUT_TOKENS, AnswerReservation
+from llm_spec.decoder.config import StrategyName
+from llm_spec.decoder.pricing import FREE
+from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 

@@ -20,9 +20,9 @@ from llm_spec import (
     Timeouts,
     TransientError,
 )
-from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.contract.provider import Capabilities
-from llm_spec.registry import open_provider
+from llm_spec.decoder.chunk_timeouts import ChunkTimeouts
+from llm_spec.decoder.entry_points import open_provider
 from llm_spec.testing import ScriptedProvider, run_virtual
 
 pytestmark = pytest.mark.virtual_clock

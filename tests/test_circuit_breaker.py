@@ -20,7 +20,7 @@ from llm_spec import (
     TargetError,
     TransientError,
 )
-from llm_spec.resilience import CircuitBreaker, GuardedDraft
+from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
 

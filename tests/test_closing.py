@@ -33,7 +33,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.contract.provider import ChunkStreaming
-from llm_spec.resilience import CircuitBreaker
+from llm_spec.decoder.breaker import CircuitBreaker
 from llm_spec.testing import ScriptedProvider
 
 pytestmark = pytest.mark.virtual_clock

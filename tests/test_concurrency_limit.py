@@ -29,7 +29,7 @@ from llm_spec import (
     TargetError,
 )
 from llm_spec.contract.provider import Capabilities
-from llm_spec.resilience import CircuitBreaker, GuardedDraft
+from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 

@@ -21,9 +21,9 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, get_draft_capabilities
 from llm_spec.contract.provider import Capabilities
-from llm_spec.metered import MeteredDraft
-from llm_spec.metering import TokenMeter
-from llm_spec.resilience import CircuitBreaker, GuardedDraft
+from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft
+from llm_spec.decoder.metered import MeteredDraft
+from llm_spec.decoder.metering import TokenMeter
 from llm_spec.testing import CharTokenizer, LocalProvider, TableModel
 
 SOURCE = Path(llm_spec.__file__).parent

@@ -18,9 +18,9 @@ from llm_spec import (
     SpeculativeResult,
     TransientError,
 )
-from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
-from llm_spec.discovery import FeatureDiscovery
+from llm_spec.decoder.config import StrategyName
+from llm_spec.decoder.discovery import FeatureDiscovery
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
 

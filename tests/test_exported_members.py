@@ -107,7 +107,7 @@ def test_a_package_that_imports_late_is_used_like_any_other() -> None:
             "llm_spec.server.supervisor",
             "logging dataclasses subprocess multiprocessing argparse llm_spec.server.config",
         ),
-        ("llm_spec.decoder", "numpy"),
+        ("llm_spec.decoder.decoder", "numpy"),
         ("llm_spec_http.provider, llm_spec.server.worker", "numpy structlog"),
     ],
 )
@@ -129,7 +129,7 @@ def test_importing_loads_no_sdk_and_no_model_runtime(statement: str) -> None:
 def test_listing_providers_loads_no_model_runtime() -> None:
     """What is installed can be listed without loading it."""
     loaded = run_python(
-        "import sys, llm_spec.registry as registry; registry.registered_providers(); print(*sys.modules)"
+        "import sys, llm_spec.decoder.entry_points as registry; registry.registered_providers(); print(*sys.modules)"
     ).split()
     assert [name for name in HEAVY if name in loaded and name != "importlib.metadata"] == []
 

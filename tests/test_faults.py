@@ -33,10 +33,10 @@ from llm_spec import (
     TextDelta,
     TransientError,
 )
-from llm_spec.config import StrategyName
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.contract.provider import Capabilities
+from llm_spec.decoder.config import StrategyName
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual

@@ -10,7 +10,7 @@ from measure_code import find_circles, find_imports, read_modules
 ROOT: Final = Path(__file__).parent.parent
 KNOWN: Final = [
     # for types alone: a config names a strategy, a strategy's entry its context, and a context holds a config
-    ["llm_spec.config", "llm_spec.strategies.base", "llm_spec.strategies.registry"],
+    ["llm_spec.decoder.config", "llm_spec.strategies.base", "llm_spec.strategies.registry"],
 ]
 
 

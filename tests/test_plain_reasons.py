@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import Budget, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
-from llm_spec.result import PLAIN_REASONS
+from llm_spec.decoder.result import PLAIN_REASONS
 from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 
 WORDS = " ".join(f"word{index}" for index in range(60))

@@ -20,17 +20,17 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.budget import CostTracker
-from llm_spec.config import StrategyName
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.events import Finish, StreamEvent
 from llm_spec.contract.provider import Capabilities
+from llm_spec.decoder.budget import CostTracker
+from llm_spec.decoder.config import StrategyName
+from llm_spec.decoder.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
 from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.lookup import PromptLookup
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.drafting.suffix import SuffixDraft
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.random_draft import RandomDraft

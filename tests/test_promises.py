@@ -43,11 +43,11 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.config import BuiltinStrategyName, StrategyName
 from llm_spec.contract.events import TargetStreamReport
+from llm_spec.decoder.config import BuiltinStrategyName, StrategyName
+from llm_spec.decoder.metering import MeteredCall, TokenMeter
+from llm_spec.decoder.result import Guarantee
 from llm_spec.local.acceptance_name import AcceptanceName
-from llm_spec.metering import MeteredCall, TokenMeter
-from llm_spec.result import Guarantee
 
 NUM_CASES: Final = 500
 NUM_AT_ONCE: Final = 50

@@ -24,13 +24,13 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.budget import AnswerReservation
-from llm_spec.config import RetryPolicy
 from llm_spec.contract.errors import UnsupportedError
 from llm_spec.contract.provider import Capabilities
-from llm_spec.discovery import FeatureDiscovery
-from llm_spec.metered import MeteredDraft, MeteredTarget
-from llm_spec.metering import TokenMeter
+from llm_spec.decoder.budget import AnswerReservation
+from llm_spec.decoder.config import RetryPolicy
+from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.metered import MeteredDraft, MeteredTarget
+from llm_spec.decoder.metering import TokenMeter
 from llm_spec.testing import run_virtual
 
 REQUEST: Final = ChatRequest.create("two words")

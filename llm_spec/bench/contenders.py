@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, LlmSpecError, UnsupportedError, format_error_line
 from llm_spec.contract.optional import copy_draft_for_new_client
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.registry import open_draft, open_provider, strip_credentials
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.entry_points import open_draft, open_provider, strip_credentials
 from llm_spec.strategies.registry import PLAIN
 
 __all__ = [

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from llm_spec.contract.events import Round, TextDelta
+from llm_spec.decoder.result import PlainReason, SpeculativeResult
 from llm_spec.measure.text_pieces import count_piece_tokens
-from llm_spec.result import PlainReason, SpeculativeResult
 
 __all__ = ["AnswerKey", "AnswerRecord", "PromptBlockRecord", "make_answer_record"]
 

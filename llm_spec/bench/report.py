@@ -12,7 +12,7 @@ from llm_spec.bench.records import AnswerRecord
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.bench.statistics import RatioEstimate, percentile
 from llm_spec.bench.summary import BenchSummarizer, ContenderSummary
-from llm_spec.registry import strip_credentials
+from llm_spec.decoder.entry_points import strip_credentials
 
 __all__ = [
     "BenchReport",

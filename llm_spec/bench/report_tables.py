@@ -16,7 +16,7 @@ from llm_spec.bench.report import (
     format_seconds,
 )
 from llm_spec.bench.summary import NUM_FIRST, ContenderSummary, LatencyFigures, PromptRatio
-from llm_spec.result import PLAIN_REASONS
+from llm_spec.decoder.result import PLAIN_REASONS
 
 __all__ = ["ReportTable", "build_report_tables", "describe_text_difference", "list_report_notes"]
 

@@ -18,9 +18,9 @@ from llm_spec.contract.events import ReasoningDelta, StreamEvent, TextDelta, Too
 from llm_spec.contract.messages import ChatMessage
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.measure.clock import now
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["BenchOptions", "BenchRun"]
 

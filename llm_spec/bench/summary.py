@@ -14,8 +14,8 @@ from llm_spec.bench.differences import TextComparisonFigures, compare_answer_tex
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.records import AnswerRecord, PromptBlockRecord
 from llm_spec.bench.statistics import MIN_UNITS, RatioEstimate, compute_median_ratio, estimate_median_ratio, percentile
-from llm_spec.registry import strip_credentials
-from llm_spec.result import PlainReason
+from llm_spec.decoder.entry_points import strip_credentials
+from llm_spec.decoder.result import PlainReason
 
 __all__ = [
     "NUM_FIRST",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.entry_points import ProviderSpec
 from llm_spec.integrations._shared import split_provider_name
 from llm_spec.kit.addresses import parse_server_address
-from llm_spec.registry import ProviderSpec
 
 __all__ = ["Target", "describe_target", "split_name"]
 

@@ -16,6 +16,7 @@ from llm_spec.contract.errors import LlmSpecError
 from llm_spec.contract.events import AnswerDetail, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import merge_chat_details
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_ai
 from llm_spec.integrations._pydantic_ai_names import Target, split_name
 from llm_spec.integrations._pydantic_ai_reasoning import (
@@ -27,7 +28,6 @@ from llm_spec.integrations._pydantic_ai_reasoning import (
 )
 from llm_spec.integrations._shared import StreamClosedError, TaskReadEventStream, describe_finish_as_json
 from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["SpeculativeStreamedResponse", "find_request_span"]
 

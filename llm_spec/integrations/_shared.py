@@ -12,15 +12,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import InvalidRequestError, TargetError
 from llm_spec.contract.events import Finish, StreamEvent, Usage
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest, RequestOptions
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig, Timeouts
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.result import SpeculativeFinish
 from llm_spec.integrations._bridge import EventLoopBridge
-from llm_spec.result import SpeculativeFinish
 
 __all__ = [
     "BridgedSource",

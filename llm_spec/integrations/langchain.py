@@ -35,7 +35,6 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.events import StreamEvent
@@ -43,7 +42,8 @@ from llm_spec.contract.fields import EXTRA_FIELDS
 from llm_spec.contract.model import Tokenizer
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest, RequestOptions
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._identity import compute_digest
 from llm_spec.integrations._langchain_errors import acheck_refusal, check_refusal, raise_as_langchain_errors

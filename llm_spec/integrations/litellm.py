@@ -28,7 +28,6 @@ from litellm.exceptions import (
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponse
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import (
     CircuitOpenError,
@@ -40,6 +39,7 @@ from llm_spec.contract.errors import (
 )
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.provider import LlmProvider
+from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._litellm_answer import Chunk, ChunkBuilder, fill_response
 from llm_spec.integrations._litellm_params import declare_supported_params, forget_prices, register_price

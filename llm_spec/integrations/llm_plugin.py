@@ -33,7 +33,6 @@ import click
 import llm
 from llm.parts import StreamEvent
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, LlmSpecError
 from llm_spec.contract.events import AnswerDetail, Finish, ReasoningDelta, TextDelta, ToolCallDelta
@@ -43,7 +42,8 @@ from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.reasoning_details import merge_reasoning_details
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import append_tool_call_delta
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import (
     SpeculativeOptions,

@@ -47,11 +47,11 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import Response, ResponseOutputItem, ResponseReasoningItem
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import CircuitOpenError, TransientError
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
+from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
 from llm_spec.integrations._openai_agents_errors import raise_as_openai_errors
 from llm_spec.integrations._openai_agents_messages import REASONING_DETAILS, convert_items_to_messages

@@ -30,12 +30,12 @@ from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse, 
 from pydantic_ai.profiles import ModelProfile, ModelProfileSpec
 from pydantic_ai.settings import ModelSettings, merge_model_settings
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, InvalidRequestError, LlmSpecError
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.integrations._pydantic_ai_errors import convert_error_to_pydantic_ai
 from llm_spec.integrations._pydantic_ai_messages import MessageConverter
 from llm_spec.integrations._pydantic_ai_names import describe_target

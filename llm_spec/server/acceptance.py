@@ -6,7 +6,7 @@ Names and meanings are those of vLLM 0.32 (`SpeculativeDecodingMetrics`), so cli
 from __future__ import annotations
 
 from llm_spec.contract.stats import SpeculativeStats
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.server.request_fields import Json
 from llm_spec.strategies.registry import find_strategy
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llm_spec.contract.messages import ApiName
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.server.chat_completions import ChatStreamEncoder, build_chat_completion, parse_chat_request
 from llm_spec.server.completions import CompletionStreamEncoder, build_completion_response, parse_completion_requests
 from llm_spec.server.encoding import AnswerStreamEncoder

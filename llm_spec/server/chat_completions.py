@@ -28,11 +28,11 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import merge_chat_details
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.kit.answer_details import merge_detail
 from llm_spec.kit.json import dumps_ascii
 from llm_spec.kit.openai_chunks import build_tool_call_delta
 from llm_spec.kit.openai_logprobs import build_chat_logprobs
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.encoding import (
     SSE_COMMENT,

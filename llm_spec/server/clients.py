@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 
-from llm_spec.budget import Budget
+from llm_spec.decoder.budget import Budget
 from llm_spec.server.config import KeyConfig
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.usage_ledger import OPEN_COLUMN, UsageLedger

@@ -14,7 +14,7 @@ from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.events import StreamEvent, TextDelta
 from llm_spec.contract.messages import ChatMessage
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.chat_completions import build_chat_usage
 from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, format_sse, get_finish_reason

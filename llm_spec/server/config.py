@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.fields import LIMIT_FIELDS
 from llm_spec.contract.suggestions import suggest_name
+from llm_spec.decoder.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
+from llm_spec.decoder.entry_points import NamedProvider, list_provider_names, strip_credentials
+from llm_spec.decoder.pricing import Price, parse_price
 from llm_spec.local.lookahead import Fixed
-from llm_spec.pricing import Price, parse_price
-from llm_spec.registry import NamedProvider, list_provider_names, strip_credentials
 from llm_spec.strategies.registry import AUTO, PLAIN, get_strategies_by_name, list_strategy_choices
 
 __all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]

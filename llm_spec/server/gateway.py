@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from llm_spec.contract.errors import LlmSpecError
+from llm_spec.decoder.telemetry import log_event, make_request_id
 from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import now
 from llm_spec.server.apis import APIS, AnswerEncodingContext, ApiDefinition
@@ -32,7 +33,6 @@ from llm_spec.server.session_ids import add_session_id
 from llm_spec.server.system_placement import build_changes_header, place_system_texts_of_request
 from llm_spec.server.token_count import count_request_tokens
 from llm_spec.server.tool_images import place_images_of_request
-from llm_spec.telemetry import log_event, make_request_id
 
 __all__ = ["Gateway"]
 

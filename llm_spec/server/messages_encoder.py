@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from llm_spec.contract.events import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import build_thinking_blocks
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.server.encoding import ToolCallSequencer, format_sse, get_client_token_counts, get_finish_reason
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import Json, ParsedRequest

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from llm_spec.telemetry import log_event
+from llm_spec.decoder.telemetry import log_event
 
 if TYPE_CHECKING:
     from llm_spec.server.config import ServerConfig

@@ -9,15 +9,21 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, InvalidRequestError, ModelLoadError
 from llm_spec.contract.messages import ApiName
 from llm_spec.contract.provider import FieldTranslator, LlmProvider
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.entry_points import (
+    NamedProvider,
+    list_model_specs_of_draft,
+    open_draft,
+    open_provider,
+    strip_address,
+)
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.kit.addresses import parse_server_address
-from llm_spec.registry import NamedProvider, list_model_specs_of_draft, open_draft, open_provider, strip_address
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.passthrough_fields import drop_unsafe_fields

@@ -17,7 +17,7 @@ from llm_spec.contract.errors import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.registry import strip_address
+from llm_spec.decoder.entry_points import strip_address
 
 __all__ = ["HttpProblem", "convert_error_to_problem", "get_model_folder", "get_public_name", "redact_server_details"]
 

@@ -11,12 +11,12 @@ from aiohttp import web
 from llm_spec.contract.errors import BudgetError, InvalidRequestError
 from llm_spec.contract.events import AnswerStarted, Progress, StreamEvent
 from llm_spec.contract.provider import ChunkStreaming
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.pricing import find_model_price
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.counting import estimate_request_tokens
-from llm_spec.pricing import find_model_price
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.apis import AnswerEncodingContext, ApiDefinition
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ServerConfig

@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 
 from llm_spec.contract.events import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.messages import ToolCall
+from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
-from llm_spec.result import SpeculativeResult
 from llm_spec.server.compaction import build_compaction_item, is_compaction_requested
 from llm_spec.server.encoding import (
     SSE_COMMENT,

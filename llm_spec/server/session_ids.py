@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from llm_spec.decoder.session import derive_session_id, hash_texts
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.request_fields import ParsedRequest
-from llm_spec.session_affinity import derive_session_id, hash_texts
 
 __all__ = ["add_session_id"]
 

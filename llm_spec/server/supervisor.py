@@ -201,6 +201,6 @@ def _wait_for_worker_end(channel: int, timeout_s: float) -> bool:
 def _log_worker_error(event: str, **fields: object) -> None:
     import logging  # here: a server whose workers live needs neither
 
-    from llm_spec.telemetry import log_event
+    from llm_spec.decoder.telemetry import log_event
 
     log_event(event, level=logging.ERROR, **fields)

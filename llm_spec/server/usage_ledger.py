@@ -6,7 +6,7 @@ import mmap
 import os
 from typing import Final
 
-from llm_spec.budget import SPENT_AND_RESERVED_COLUMNS
+from llm_spec.decoder.budget import SPENT_AND_RESERVED_COLUMNS
 
 __all__ = ["OPEN_COLUMN", "UsageLedger"]
 

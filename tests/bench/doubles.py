@@ -11,8 +11,8 @@ from llm_spec.bench.environment import BenchEnvironment
 from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
 from llm_spec.bench.report import BenchReport
 from llm_spec.bench.run import BenchOptions, BenchRun
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.testing import Script, ScriptedProvider
 
 TEXT = "one two three four five six"

@@ -14,7 +14,7 @@ from support.serving import ask, serving
 
 from llm_spec import ChatRequest, InvalidRequestError
 from llm_spec.contract.fields import FIELDS, PASSED_FIELDS
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import ModelConfig
 
 NEW, OLD = "claude-haiku-5-5", "claude-haiku-4-5"

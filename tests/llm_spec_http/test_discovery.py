@@ -23,8 +23,8 @@ from llm_spec import (
     TargetError,
     TransientError,
 )
-from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import Feature
+from llm_spec.decoder.config import StrategyName
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency

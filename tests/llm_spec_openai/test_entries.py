@@ -11,7 +11,7 @@ import pytest
 
 from llm_spec import ConfigError, open_provider
 from llm_spec.contract.errors import MissingExtraError
-from llm_spec.registry import registered_providers
+from llm_spec.decoder.entry_points import registered_providers
 
 
 def test_registered() -> None:

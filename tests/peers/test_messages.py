@@ -29,7 +29,7 @@ from llm_spec import (
     ToolCallDelta,
     UnsupportedError,
 )
-from llm_spec.config import StrategyName
+from llm_spec.decoder.config import StrategyName
 
 pytestmark = pytest.mark.peers
 

@@ -32,10 +32,10 @@ from llm_spec import (
     TextDelta,
     open_draft,
 )
-from llm_spec.config import StrategyName
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.decoder.config import StrategyName
 from llm_spec.strategies.race.chain import find_stream_boundary
 
 pytestmark = pytest.mark.peers

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
-from llm_spec.config import BuiltinStrategyName, StrategyName
+from llm_spec.decoder.config import BuiltinStrategyName, StrategyName
 from llm_spec.local.acceptance_name import AcceptanceName
 from promises.drafts import BROKEN, DRAFTS, DraftKind
 from promises.language import Language

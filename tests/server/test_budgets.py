@@ -10,7 +10,7 @@ import pytest
 from support.serving import HANGS_S, Asking, ask, remote
 
 from llm_spec import RetryPolicy, SpeculativeConfig
-from llm_spec.budget import RESERVED_OUTPUT_TOKENS
+from llm_spec.decoder.budget import RESERVED_OUTPUT_TOKENS
 from llm_spec.server import KeyConfig, Server, ServerConfig
 from llm_spec.server.usage_ledger import UsageLedger
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency

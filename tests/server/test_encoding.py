@@ -8,8 +8,8 @@ import pytest
 from support.serving import frames_of
 
 from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta, Usage
+from llm_spec.decoder.result import PLAIN_REASONS
 from llm_spec.kit.json import dumps
-from llm_spec.result import PLAIN_REASONS
 from llm_spec.server.apis import APIS, AnswerEncodingContext
 from llm_spec.server.encoding import build_result_headers, describe_result_for_client, get_finish_reason
 from llm_spec.server.request_fields import ParsedRequest

@@ -9,7 +9,7 @@ import pytest
 from support.serving import ENDPOINTS, ask, discover_features, raw, remote, serving, until
 
 from llm_spec import RetryPolicy, SpeculativeConfig
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 

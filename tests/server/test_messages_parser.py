@@ -10,7 +10,7 @@ from support.serving import ask, serving
 from support.wire import Wire, served, text_chunks
 
 from llm_spec import InvalidRequestError
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import ModelConfig
 from llm_spec.server.messages_parser import parse_messages_request
 

@@ -11,7 +11,7 @@ from support.messages_wire import begin, frame, serve, text_frames
 from support.serving import Asking, ask, serving
 from support.wire import Wire, chunk, served
 
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import ModelConfig
 
 PATH: Final = "/v1/messages"

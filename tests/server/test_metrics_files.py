@@ -26,7 +26,7 @@ import asyncio, json, sys
 from llm_spec.server.apis import APIS
 from llm_spec.server.metrics import ServerMetrics, _ModelMetrics, use_worker_metrics_files
 from typing import get_args
-from llm_spec.config import BuiltinStrategyName
+from llm_spec.decoder.config import BuiltinStrategyName
 
 use_worker_metrics_files(1)
 

@@ -19,7 +19,7 @@ from llm_spec import (
     SpeculativeConfig,
     SuffixDraft,
 )
-from llm_spec.config import StrategyName
+from llm_spec.decoder.config import StrategyName
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.models import MAX_CLIENTS, ServedModel

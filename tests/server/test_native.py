@@ -12,8 +12,8 @@ from support.serving import Asking, ask, remote, serving
 from support.wire import Wire, chunk, served, text_chunks
 
 from llm_spec import ChatRequest
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.registry import NamedProvider
 from llm_spec.server import ModelConfig
 from llm_spec.server.messages_parser import parse_messages_request
 from llm_spec.strategies.base import find_multi_call_refusal

@@ -10,7 +10,7 @@ from support.serving import ENDPOINTS, Reply, ask, serving
 from support.wire import Wire, served
 
 from llm_spec import RetryPolicy, SpeculativeConfig
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import ModelConfig
 
 MESSAGES: Final = "/v1/messages"

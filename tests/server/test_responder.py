@@ -15,8 +15,8 @@ from support.serving import ENDPOINTS, HANGS_S, PAIR, RULES, Asking, ask, check_
 from support.wire import served
 
 from llm_spec import RetryPolicy, SpeculativeConfig
-from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.registry import open_draft, open_provider
+from llm_spec.decoder.decoder import SpeculativeDecoder
+from llm_spec.decoder.entry_points import open_draft, open_provider
 from llm_spec.server import ModelConfig
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
 

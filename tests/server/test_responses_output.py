@@ -13,7 +13,7 @@ from support.serving import Asking, Frame, ask, serving
 from support.wire import Wire, chunk, served, text_chunks
 
 from llm_spec import AnswerDetail, ChatRequest, Finish, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.server import ModelConfig
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import ParsedRequest

@@ -10,8 +10,8 @@ from support.serving import Reply, ask, serving
 from support.wire import Wire, chunk, served
 
 from llm_spec import Budget, Price, SpeculativeConfig, SpeculativeDecoder, Usage, open_provider
-from llm_spec.pricing import find_model_price, find_tier_prices, get_billed_tier
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
+from llm_spec.decoder.pricing import find_model_price, find_tier_prices, get_billed_tier
 from llm_spec.server import ModelConfig
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

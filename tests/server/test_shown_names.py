@@ -6,7 +6,7 @@ import pytest
 from support.serving import ask, serving
 from support.tiny_models import BUILTIN
 
-from llm_spec.registry import NamedProvider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import ModelConfig, ServerConfig
 from llm_spec.server.models import ServedModels
 from llm_spec.server.problems import get_public_name

@@ -9,8 +9,8 @@ from support.messages_wire import MessagesWire, serve
 from support.serving import RULES, Asking, ask, remote, serving
 
 from llm_spec import ChatMessage, ChatRequest, NativeMessage, open_provider
+from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.measure.counting import estimate_request_tokens
-from llm_spec.registry import NamedProvider
 from llm_spec.server import ModelConfig
 from llm_spec.testing.server import ScriptedModelServer
 

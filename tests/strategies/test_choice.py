@@ -12,13 +12,13 @@ from llm_spec import (
     SpeculativeDecoder,
     UnsupportedError,
 )
-from llm_spec.config import StrategyName
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.discovery import FeatureDiscovery
-from llm_spec.planner import StrategyPlanner
+from llm_spec.decoder.choice import choose_strategy
+from llm_spec.decoder.config import StrategyName
+from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 
 REQUEST = ChatRequest.create("tell")

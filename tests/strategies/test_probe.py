@@ -25,10 +25,10 @@ from llm_spec import (
     TextDelta,
 )
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.decoder.stop_rules import may_token_complete_two
 from llm_spec.local.lookahead import LookaheadPolicy
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
-from llm_spec.stop_rules import may_token_complete_two
 from llm_spec.testing import ScriptedProvider
 
 VARIED = (

@@ -15,7 +15,7 @@ import pytest
 
 from llm_spec import ConfigError, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
 from llm_spec.cli import main
-from llm_spec.config import BuiltinStrategyName
+from llm_spec.decoder.config import BuiltinStrategyName
 from llm_spec.server.config import ModelConfig
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.registry import (

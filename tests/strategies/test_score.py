@@ -12,8 +12,8 @@ import pytest
 from support.probe_targets import Patient
 
 from llm_spec import Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
-from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import SampledToken, TopTokens
+from llm_spec.decoder.config import StrategyName
 from llm_spec.measure.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.rows import rounds as server_rounds

@@ -30,13 +30,13 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.model import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
-from llm_spec.discovery import FeatureDiscovery
+from llm_spec.decoder.choice import choose_strategy
+from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.planner import StrategyPlanner
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.answer import generate_events
 from llm_spec.local.lookahead import CostAware, LookaheadController, LookaheadPolicy, RoundFeedback
-from llm_spec.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 
 STORY = "once upon a time, in a café, a quick brown fox jumped over 3 lazy dogs."

@@ -12,8 +12,8 @@ from behaviour.fixed import WorkClock, fixed_bytes
 from behaviour.plain import decoder_stats_of
 from behaviour.reading import read_request, run_steadily
 from llm_spec import ChatRequest, PromptLookup, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, SuffixDraft
+from llm_spec.decoder.entry_points import open_provider
 from llm_spec.local.lookahead import CostAware, Fixed
-from llm_spec.registry import open_provider
 
 __all__ = ["draw_pairs", "record_pair"]
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from llm_spec import pricing, result
 from llm_spec.contract import errors, events, messages, request
+from llm_spec.decoder import pricing, result
 
 __all__ = ["data_of", "decoder_stats_of", "error_of", "event_of", "request_of", "result_of", "usage_of", "words_of"]
 

@@ -20,8 +20,8 @@ from support.scripted_chat import scripted_chat
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.provider import Capabilities
+from llm_spec.decoder.entry_points import open_provider
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
-from llm_spec.registry import open_provider
 from llm_spec.testing import ScriptedProvider
 
 DONE = {"content": "done"}

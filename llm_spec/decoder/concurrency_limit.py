@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError, DraftError
+from llm_spec.decoder.shared_objects import SharedByDecoders
 from llm_spec.local.forks import reset_in_forked_child
-from llm_spec.shared_objects import SharedByDecoders
 
 __all__ = ["ConcurrencyLimit", "DraftPlace"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from llm_spec.contract.errors import DraftError, LlmSpecError
 from llm_spec.contract.events import Fallback, FallbackCause, GuaranteeWeakened, Progress, Retry, Round
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.attempts import TargetCall
+from llm_spec.decoder.result import SpeculativeResult
+from llm_spec.decoder.telemetry import is_log_enabled, log_event
 from llm_spec.strategies.registry import StrategyEntry
-from llm_spec.target_call import TargetCall
-from llm_spec.telemetry import is_log_enabled, log_event
 
 __all__ = ["log_progress", "log_request_end", "log_request_failure", "log_request_start"]
 

@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asyncco
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from llm_spec.concurrency_limit import ConcurrencyLimit
-from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.errors import CircuitOpenError, ClosedError, TransientError
 from llm_spec.contract.optional import WrappedDraft, open_draft_for_request
 from llm_spec.contract.request import ChatRequest
+from llm_spec.decoder.concurrency_limit import ConcurrencyLimit
+from llm_spec.decoder.config import BreakerPolicy, RetryPolicy
 from llm_spec.local.forks import reset_in_forked_child
 from llm_spec.measure.clock import get_loop_clock, now
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.errors import BudgetError, CircuitOpenError, ClosedError, TargetError, TransientError
 from llm_spec.contract.events import Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.contract.request import ChatRequest
+from llm_spec.decoder.budget import AnswerReservation, CallReservation
+from llm_spec.decoder.pricing import Price
 from llm_spec.measure.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
 from llm_spec.measure.text_pieces import check_draft_piece, count_piece_tokens, count_pieces
-from llm_spec.pricing import Price
 
 __all__ = ["MeteredCall", "TokenMeter", "is_call_unread"]
 

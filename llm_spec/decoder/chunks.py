@@ -6,20 +6,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from llm_spec.budget import CallReservation
-from llm_spec.chunk_timeouts import ChunkTimeouts
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import TextDelta, Usage
 from llm_spec.contract.provider import Capabilities, ChunkStreaming
 from llm_spec.contract.request import ChatRequest
+from llm_spec.decoder.breaker import CircuitBreaker
+from llm_spec.decoder.budget import CallReservation
+from llm_spec.decoder.chunk_timeouts import ChunkTimeouts
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.metering import is_call_unread
 from llm_spec.kit.open_calls import OpenCall
 from llm_spec.kit.openai_usage import parse_usage
 from llm_spec.measure.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.measure.deadline import Deadline
 from llm_spec.measure.text_pieces import count_piece_tokens
-from llm_spec.metering import is_call_unread
-from llm_spec.resilience import CircuitBreaker
 
 __all__ = ["CountedChunkStream"]
 

@@ -9,18 +9,18 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.errors import ClosedError, LlmSpecError, TargetError, TransientError, format_error_line
 from llm_spec.contract.events import ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
+from llm_spec.decoder.breaker import CircuitBreaker, retry_transient
+from llm_spec.decoder.config import SpeculativeConfig
+from llm_spec.decoder.record import AnswerRecorder
+from llm_spec.decoder.telemetry import RequestLogContext, log_event
 from llm_spec.measure.counting import cut_response_to_max_tokens
 from llm_spec.measure.deadline import Deadline
-from llm_spec.recorder import AnswerRecorder
-from llm_spec.resilience import CircuitBreaker, retry_transient
 from llm_spec.strategies.base import OpenStream
 from llm_spec.strategies.resume_plain import CannotContinueError, can_target_continue_text, continue_by_text
-from llm_spec.telemetry import RequestLogContext, log_event
 
 __all__ = ["TargetCall"]
 

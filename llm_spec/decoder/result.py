@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from llm_spec.answer_order import AnswerPart
 from llm_spec.contract.events import (
     AnswerDetail,
     Finish,
@@ -26,7 +25,8 @@ from llm_spec.contract.events import (
 from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
 from llm_spec.contract.reasoning_details import merge_reasoning_details
 from llm_spec.contract.stats import SpeculativeStats
-from llm_spec.pricing import Cost
+from llm_spec.decoder.answer_order import AnswerPart
+from llm_spec.decoder.pricing import Cost
 
 __all__ = [
     "PLAIN_REASONS",

@@ -16,9 +16,9 @@ from typing import Final
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import BudgetError, ConfigError
 from llm_spec.contract.events import Usage
+from llm_spec.decoder.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
+from llm_spec.decoder.shared_objects import SharedByDecoders
 from llm_spec.local.forks import reset_in_forked_child
-from llm_spec.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
-from llm_spec.shared_objects import SharedByDecoders
 
 __all__ = [
     "RESERVED_OUTPUT_TOKENS",

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
-from llm_spec.config import Timeouts
 from llm_spec.contract.provider import Capabilities
+from llm_spec.decoder.config import Timeouts
 from llm_spec.measure.clock import now, wait_within
 
 __all__ = ["ChunkTimeouts"]

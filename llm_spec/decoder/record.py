@@ -7,8 +7,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from llm_spec.answer_order import AnswerOrder
-from llm_spec.budget import AnswerReservation, CostTracker
 from llm_spec.contract.events import (
     AnswerDetail,
     ChatResponse,
@@ -30,16 +28,18 @@ from llm_spec.contract.messages import ReasoningDetail, ToolCall
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.contract.stats import SpeculativeStats
+from llm_spec.decoder.answer_order import AnswerOrder
+from llm_spec.decoder.budget import AnswerReservation, CostTracker
+from llm_spec.decoder.choice import StrategyChoice
+from llm_spec.decoder.metering import TokenMeter
+from llm_spec.decoder.pricing import get_billed_tier
+from llm_spec.decoder.result import PlainReason, SpeculativeResult, Timings
 from llm_spec.measure.baseline import SecondsRange, TargetSpeedBaseline, count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.counting import count_answer_tokens_in_event
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.text_pieces import count_piece_tokens, split_into_pieces
-from llm_spec.metering import TokenMeter
-from llm_spec.pricing import get_billed_tier
-from llm_spec.result import PlainReason, SpeculativeResult, Timings
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
-from llm_spec.strategies.choice import StrategyChoice
 from llm_spec.strategies.registry import PLAIN, StrategyEntry
 
 __all__ = ["AnswerRecorder"]

@@ -9,8 +9,6 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
-from llm_spec.chunk_timeouts import ChunkTimeouts
-from llm_spec.config import Timeouts
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.endpoint import (
     Feature,
@@ -32,9 +30,11 @@ from llm_spec.contract.optional import (
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.request import ChatRequest, Sampling
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.discovery import FeatureDiscovery
+from llm_spec.decoder.chunk_timeouts import ChunkTimeouts
+from llm_spec.decoder.config import Timeouts
+from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.metering import MeteredCall, TokenMeter
 from llm_spec.measure.counting import MaxTokensCutter
-from llm_spec.metering import MeteredCall, TokenMeter
 
 __all__ = ["MeteredDraft", "MeteredTarget"]
 

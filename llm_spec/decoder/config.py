@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from llm_spec.budget import Budget
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
-from llm_spec.pricing import Price
-from llm_spec.session_affinity import check_session_header_name
+from llm_spec.decoder.budget import Budget
+from llm_spec.decoder.pricing import Price
+from llm_spec.decoder.session import check_session_header_name
 from llm_spec.strategies.limits import Limits
 from llm_spec.strategies.registry import AUTO, find_strategy
 
 if TYPE_CHECKING:
-    from llm_spec.concurrency_limit import ConcurrencyLimit
+    from llm_spec.decoder.concurrency_limit import ConcurrencyLimit
 
 __all__ = [
     "BreakerPolicy",

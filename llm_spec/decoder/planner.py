@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from llm_spec.decoder.result import PlainReason, SpeculativeResult
 from llm_spec.local.lookahead import LookaheadCostMemory
 from llm_spec.measure.estimates import ExponentialMovingAverage
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.result import PlainReason, SpeculativeResult
 from llm_spec.strategies.registry import PLAIN
 
 __all__ = ["PlannerChoice", "StrategyPlanner"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llm_spec.contract.events import Usage
 from llm_spec.contract.stats import SpeculativeStats
-from llm_spec.result import SpeculativeResult
+from llm_spec.decoder.result import SpeculativeResult
 
 __all__ = ["DecoderStats"]
 

@@ -10,9 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from llm_spec.budget import Budget, CostTracker
-from llm_spec.chunks import CountedChunkStream
-from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.contract.errors import (
@@ -40,8 +37,22 @@ from llm_spec.contract.optional import copy_draft_for_new_client
 from llm_spec.contract.provider import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.request import ChatRequest, Messages, RequestOptions
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.decoder_stats import DecoderStats
-from llm_spec.discovery import FeatureDiscovery
+from llm_spec.decoder.attempts import TargetCall
+from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft, retry_transient
+from llm_spec.decoder.budget import Budget, CostTracker
+from llm_spec.decoder.choice import StrategyChoice, choose_strategy, discover_needed_features
+from llm_spec.decoder.chunks import CountedChunkStream
+from llm_spec.decoder.config import SpeculativeConfig, Timeouts
+from llm_spec.decoder.decoder_stats import DecoderStats
+from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.entry_points import open_draft, open_provider
+from llm_spec.decoder.metered import MeteredDraft, MeteredTarget
+from llm_spec.decoder.planner import StrategyPlanner
+from llm_spec.decoder.pricing import find_draft_price, find_model_price, find_tier_prices
+from llm_spec.decoder.record import AnswerRecorder
+from llm_spec.decoder.request_log import log_progress, log_request_end, log_request_failure, log_request_start
+from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.decoder.session import derive_session_id
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.kit.open_calls import OpenCall, OpenCalls
 from llm_spec.kit.session_headers import bind_session_headers, stream_with_session_headers
@@ -49,20 +60,9 @@ from llm_spec.local.seed import draw_random_seed
 from llm_spec.measure.clock import now
 from llm_spec.measure.counting import estimate_request_tokens
 from llm_spec.measure.stream_timing import record_plain_answer_times
-from llm_spec.metered import MeteredDraft, MeteredTarget
-from llm_spec.planner import StrategyPlanner
-from llm_spec.pricing import find_draft_price, find_model_price, find_tier_prices
-from llm_spec.recorder import AnswerRecorder
-from llm_spec.registry import open_draft, open_provider
-from llm_spec.request_log import log_progress, log_request_end, log_request_failure, log_request_start
-from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
-from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.session_affinity import derive_session_id
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
-from llm_spec.strategies.choice import StrategyChoice, choose_strategy, discover_needed_features
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_configured_strategies
-from llm_spec.target_call import TargetCall
 
 __all__ = ["SpeculativeDecoder"]
 

@@ -10,10 +10,10 @@ from llm_spec.contract.errors import UnsupportedError
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import find_message_parts
-from llm_spec.discovery import FeatureDiscovery
-from llm_spec.planner import StrategyPlanner
-from llm_spec.result import PlainReason
-from llm_spec.stop_rules import may_token_complete_two
+from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.planner import StrategyPlanner
+from llm_spec.decoder.result import PlainReason
+from llm_spec.decoder.stop_rules import may_token_complete_two
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal
 from llm_spec.strategies.message_answer import prepare_with_message_parser
 from llm_spec.strategies.registry import AUTO, PLAIN, Prepare, StrategyEntry, find_strategy, get_strategies_by_name
