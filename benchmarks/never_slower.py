@@ -32,7 +32,8 @@ from typing import Any, Literal
 
 from llm_spec import ChatRequest, LlmProvider, ProviderDraft, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 Name = Literal["plain", "race", "probe", "auto"]
 

@@ -33,8 +33,9 @@ from never_slower import make_answer
 
 from llm_spec import ChatRequest, LlmProvider, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.decoder.config import StrategyName
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
+from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import MODEL, ScriptedModelServer, ServerLatency
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 LIMIT_CHUNK_US = 20.0
 LIMIT_ROUND_US = 2000.0

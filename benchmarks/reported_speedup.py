@@ -34,8 +34,10 @@ from llm_spec import LlmProvider, ProviderDraft, ReferenceDraft, SpeculativeConf
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.model import TokenModel
 from llm_spec.decoder.config import StrategyName
-from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, TableModel
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.hosted_model import SimulatedHostedModel
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 NUM_REQUESTS = 20
 MAX_RELATIVE_ERROR = 0.05

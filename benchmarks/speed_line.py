@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.decoder.entry_points import open_draft, open_provider
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 NUM_PAIRS: Final = 5
 PROMPT: Final = "def getregentry():"

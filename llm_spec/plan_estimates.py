@@ -22,9 +22,11 @@ from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.decoder.pricing import Price
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
-from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.strategies.limits import JudgeConfig
 from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, get_strategies_by_name
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.hosted_model import SimulatedHostedModel
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 __all__ = [
     "AnswerEstimate",

@@ -32,9 +32,10 @@ from llm_spec.decoder.config import StrategyName
 from llm_spec.decoder.record import AnswerRecorder
 from llm_spec.measure.baseline import TargetSpeedBaseline
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.registry import TOKENS
 from llm_spec.testing import LocalProvider, TableModel
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 TEXT = " ".join(f"word{i}" for i in range(120))
 

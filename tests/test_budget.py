@@ -16,8 +16,9 @@ from llm_spec.decoder.budget import RESERVED_OUTPUT_TOKENS, AnswerReservation
 from llm_spec.decoder.config import StrategyName
 from llm_spec.decoder.pricing import FREE
 from llm_spec.decoder.result import SpeculativeResult
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 WORDS = " ".join(f"word{i}" for i in range(400))
 DEAR = Price(input=2.0, output=8.0)

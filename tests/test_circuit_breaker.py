@@ -21,8 +21,8 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
 
 pytestmark = pytest.mark.virtual_clock
 

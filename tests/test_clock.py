@@ -11,8 +11,8 @@ import pytest
 
 from llm_spec import PromptLookup, SpeculativeDecoder
 from llm_spec.measure.clock import now
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
+from llm_spec.testing.clock import run_virtual
 
 
 async def _busy_s() -> tuple[float, float]:

@@ -30,8 +30,8 @@ from llm_spec import (
 )
 from llm_spec.contract.provider import Capabilities
 from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
+from llm_spec.testing.clock import run_virtual
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -12,8 +12,8 @@ from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, TextDel
 from llm_spec.contract.events import Finish, ReasoningDelta, StreamEvent, ToolCallDelta
 from llm_spec.contract.provider import Capabilities
 from llm_spec.measure.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
 
 IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
 

@@ -21,8 +21,8 @@ from llm_spec import (
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
 from llm_spec.decoder.config import StrategyName
 from llm_spec.decoder.discovery import FeatureDiscovery
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 

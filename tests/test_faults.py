@@ -38,8 +38,8 @@ from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.contract.provider import Capabilities
 from llm_spec.decoder.config import StrategyName
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 TEXT: Final = "Every piece stands at one place only, to its very end."
 PIECES: Final = split_into_pieces(TEXT)

@@ -13,8 +13,9 @@ from llm_spec.contract.response import complete_from_stream
 from llm_spec.decoder.discovery import FeatureDiscovery
 from llm_spec.decoder.metered import MeteredTarget
 from llm_spec.decoder.metering import TokenMeter
-from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 REQUEST = ChatRequest.create("two words")
 

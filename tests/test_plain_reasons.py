@@ -10,7 +10,9 @@ import pytest
 
 from llm_spec import Budget, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.decoder.result import PLAIN_REASONS
-from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.hosted_model import SimulatedHostedModel
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 WORDS = " ".join(f"word{index}" for index in range(60))
 

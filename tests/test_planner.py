@@ -23,7 +23,8 @@ from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder.planner import StrategyPlanner
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 NAMES = ("race", "probe")
 EVERY = 64

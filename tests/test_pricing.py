@@ -31,9 +31,10 @@ from llm_spec.drafting.lookup import PromptLookup
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.drafting.suffix import SuffixDraft
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
+from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.random_draft import RandomDraft
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 WORDS = " ".join(f"word{i}" for i in range(40))
 DEAR = Price(input=2.0, output=8.0, cached_input=0.5)

@@ -28,8 +28,8 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature, SampledToken
 from llm_spec.contract.provider import Capabilities
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 TEXT = " ".join(f"word{i}" for i in range(30))
 ONCE = RetryPolicy(max_attempts=1, first_wait_s=0.0)

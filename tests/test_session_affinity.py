@@ -26,8 +26,8 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import Messages
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
+from llm_spec.testing.simulated import SimulatedDraft
 
 pytestmark = pytest.mark.virtual_clock
 

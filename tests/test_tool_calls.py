@@ -37,8 +37,8 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.provider import Capabilities
 from llm_spec.kit.openai_chat import ChunkReader
-from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 TOOLS: Final = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fgh"]
 NO_WAIT: Final = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)

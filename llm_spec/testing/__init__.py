@@ -1,6 +1,6 @@
 """Fakes, a virtual clock and a conformance suite, for this library's tests and for those of others; needs no pytest."""
 
-from llm_spec.simulation import VirtualClockEventLoop, run_virtual
+from llm_spec.testing.clock import VirtualClockEventLoop, run_virtual
 from llm_spec.testing.conformance import ConformanceError, check_draft_conformance, check_provider_conformance
 from llm_spec.testing.random_draft import RANDOM_DRAFT, RandomDraft
 from llm_spec.testing.rules import RULES, RuleBasedProvider

@@ -12,7 +12,7 @@ import pytest
 from llm_spec import ChatRequest, DraftError
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
-from llm_spec.simulation import run_virtual
+from llm_spec.testing.clock import run_virtual
 
 
 class Draft:

@@ -18,8 +18,8 @@ from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.measure.shared_vocabulary import SharedVocabularyStats
-from llm_spec.simulation import run_virtual
 from llm_spec.strategies.rows.draft_ids import EncodedDraft
+from llm_spec.testing.clock import run_virtual
 
 TEXT = "def area(radius):\n    return 3.14 * radius ** 2  # naïve 日本 😀\n\n\nprint( area(2) )"
 

@@ -29,8 +29,8 @@ from llm_spec.local.acceptance import make_acceptance_rule
 from llm_spec.local.lookahead import Fixed
 from llm_spec.local.loop import Generation, GenerationLimits
 from llm_spec.local.sampling import FloatArray, Sampler
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
+from llm_spec.testing.clock import run_virtual
 
 TARGET = TableModel()
 STORY = "the quick brown fox jumps over the lazy dog, and that is all there is to say about it"

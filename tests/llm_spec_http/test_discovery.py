@@ -26,8 +26,8 @@ from llm_spec import (
 from llm_spec.contract.endpoint import Feature
 from llm_spec.decoder.config import StrategyName
 from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
+from llm_spec.testing.simulated import SimulatedDraft
 
 ANSWER = "The cat sat on the mat, all day long."
 Json: TypeAlias = dict[str, Any]

@@ -12,7 +12,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_http.trial_pace import TrialPace
 
 from llm_spec import ChatRequest
-from llm_spec.simulation import run_virtual
+from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import ScriptedModelServer
 
 CALL_S = 0.5

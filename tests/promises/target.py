@@ -29,8 +29,8 @@ from llm_spec import (
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.simulation.hosted_model import _JudgeQuestion, _parse_judge_question  # pyright: ignore[reportPrivateUsage]
 from llm_spec.strategies.judge_verdict import split_into_passages
+from llm_spec.testing.hosted_model import _JudgeQuestion, _parse_judge_question  # pyright: ignore[reportPrivateUsage]
 from promises.bill import Bill
 from promises.language import BOS, EOS, Context, Language, cut_at_stop, to_text
 

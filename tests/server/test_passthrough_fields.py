@@ -11,8 +11,8 @@ from support.serving import ENDPOINTS, ask, remote, serving
 from llm_spec import ConfigError, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.fields import LIMIT_FIELDS
 from llm_spec.server import ModelConfig, load_config
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import ScriptedModelServer
 
 CHAT: Final = "/v1/chat/completions"

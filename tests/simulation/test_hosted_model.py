@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llm_spec import ChatMessage, ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.simulation import SimulatedHostedModel, run_virtual
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.hosted_model import SimulatedHostedModel
 
 WORDS = "".join(f"Line {n} of what is known.\n" for n in range(20))
 

@@ -15,10 +15,11 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.measure.draft_load_stats import DraftLoadStats
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.race.loss_budget import LossBudget
 from llm_spec.testing import TableModel
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 STEP_S = 0.05
 DRAFT_S = 0.01

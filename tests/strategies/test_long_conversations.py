@@ -26,8 +26,9 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.drafting.occurrences import OccurrenceIndex
 from llm_spec.measure import text_pieces
-from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 NUM_WORDS: Final = 30_000
 # In a turn: a step of the index, and twice (budget, strategy) the estimate of the whole from 16,384 characters of it.

@@ -22,8 +22,9 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.provider import Capabilities, LlmProvider
-from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 WORDS: Final = " ".join(f"word{n}" for n in range(60))
 STRATEGIES: Final = ["race", "probe", "judge", "predict", "regenerate"]

@@ -24,8 +24,8 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.provider import Capabilities
-from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
 
 WORDS = " ".join(f"word{i}" for i in range(40))
 PREDICTS = Capabilities(prediction=True)

@@ -16,8 +16,9 @@ from llm_spec import (
 )
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.measure.clock import now
-from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 TEXT = "".join(f"def function_{index}(value):\n    return value * {index * 7 + 3}\n\n" for index in range(12))
 WORDS = ["alpha", "beta", "gamma", "delta"]

@@ -38,7 +38,8 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.simulation import SimulatedTarget, run_virtual
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 # ------------------------------------------------------------------------------------------ what is not served
 

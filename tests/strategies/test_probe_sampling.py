@@ -17,7 +17,7 @@ from support.probe_targets import WORDS, TextDraft, TokenTarget, bytewise, probe
 
 from llm_spec import ChatRequest, Finish, Fixed, Sampling, StreamEvent, TextDelta
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.simulation import run_virtual
+from llm_spec.testing.clock import run_virtual
 
 # ------------------------------------------------------------------------------------------ sampling
 

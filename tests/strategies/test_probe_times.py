@@ -15,7 +15,8 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.simulation import SimulatedDraft, run_virtual
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft
 
 # ------------------------------------------------------------------------------------------ leaving
 

@@ -25,9 +25,10 @@ from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.race.race import prepare_or_refuse
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 VARIED = (
     "Here is the plan, step by step, for every reader of this text.\r\n\r\n"

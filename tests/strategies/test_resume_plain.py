@@ -31,9 +31,10 @@ from llm_spec import (
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.strategies.resume_plain import continue_by_text, stream_remainder_plain
 from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
 
 ANSWER = "one two  three\n\nfour five six seven"
 

@@ -14,9 +14,9 @@ from support.markov_targets import LikelyDraft, MarkovTarget, sampled_text, trip
 
 from llm_spec import ChatRequest, Sampling
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.simulation import run_virtual
 from llm_spec.strategies.rows import rounds as server_rounds
 from llm_spec.strategies.rows.schedule import ConfirmedToken, RowScheduler
+from llm_spec.testing.clock import run_virtual
 
 STEP_S = 0.025
 CALL_S = 0.045

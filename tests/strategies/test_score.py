@@ -15,9 +15,10 @@ from llm_spec import Sampling, SpeculativeConfig, SpeculativeDecoder, Speculativ
 from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.decoder.config import StrategyName
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.rows import rounds as server_rounds
 from llm_spec.strategies.rows.schedule import RowScheduler
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 Rows: TypeAlias = list[Any]

@@ -15,9 +15,9 @@ from scipy.stats import chisquare
 from llm_spec import Finish, Round, TextDelta, Usage
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.simulation import run_virtual
 from llm_spec.strategies.race.chain import StreamChain, find_stream_boundary
 from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.testing.clock import run_virtual
 
 PARTS = [
     *("word", "Ünïcödé", "日本語", "。", "😀", "👩‍👩‍👧", "e\u0301", "x=1", ".", ",", "'s", "``", "`"),

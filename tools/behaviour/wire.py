@@ -33,8 +33,8 @@ from llm_spec import (
     Timeouts,
 )
 from llm_spec.local.lookahead import CostAware, Fixed
-from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.simulated import SimulatedDraft
 
 __all__ = ["draw_wires", "record_wire"]
 
