@@ -22,7 +22,7 @@ from llm_spec.contract.fields import (
     find_local_field_refusal,
     find_local_field_use,
 )
-from llm_spec.server import chat_completions, completions, messages_parser, responses_parser
+from llm_spec.server.apis import chat_completions, completions, messages_parser, responses_parser
 from llm_spec.strategies.base import find_multi_call_refusal, find_prediction_refusal
 
 ROOT = Path(__file__).parent.parent

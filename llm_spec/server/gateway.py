@@ -18,6 +18,10 @@ from llm_spec.decoder.telemetry import log_event, make_request_id
 from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import now
 from llm_spec.server.apis import APIS, AnswerEncodingContext, ApiDefinition
+from llm_spec.server.apis.passthrough_fields import build_dropped_fields_header
+from llm_spec.server.apis.request_fields import ParsedRequest, get_requested_model_name
+from llm_spec.server.apis.system_placement import build_changes_header, place_system_texts_of_request
+from llm_spec.server.apis.tool_images import place_images_of_request
 from llm_spec.server.body_reader import BodyReader, RequestBody
 from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.config import ServerConfig, is_loopback
@@ -25,14 +29,10 @@ from llm_spec.server.connections import SERVER_NAME
 from llm_spec.server.json_decoder import run_in_body_thread
 from llm_spec.server.metrics import CONTENT_TYPE, ServerMetrics
 from llm_spec.server.models import ServedModel, ServedModels
-from llm_spec.server.passthrough_fields import build_dropped_fields_header
 from llm_spec.server.problems import HttpProblem, convert_error_to_problem
-from llm_spec.server.request_fields import ParsedRequest, get_requested_model_name
 from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
-from llm_spec.server.system_placement import build_changes_header, place_system_texts_of_request
 from llm_spec.server.token_count import count_request_tokens
-from llm_spec.server.tool_images import place_images_of_request
 
 __all__ = ["Gateway"]
 

@@ -30,7 +30,7 @@ from prometheus_client.samples import Sample
 from llm_spec.contract.events import Usage
 from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.decoder.result import SpeculativeResult
-from llm_spec.server.acceptance import get_stats_of_verified_drafts
+from llm_spec.server.apis.acceptance import get_stats_of_verified_drafts
 from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import HttpProblem

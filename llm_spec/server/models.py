@@ -24,11 +24,11 @@ from llm_spec.decoder.entry_points import (
 )
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.kit.addresses import parse_server_address
+from llm_spec.server.apis.passthrough_fields import drop_unsafe_fields
+from llm_spec.server.apis.request_fields import Json, ParsedRequest
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ModelConfig, ServerConfig
-from llm_spec.server.passthrough_fields import drop_unsafe_fields
 from llm_spec.server.problems import HttpProblem, get_model_folder, get_public_name
-from llm_spec.server.request_fields import Json, ParsedRequest
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, get_strategies_by_name
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]

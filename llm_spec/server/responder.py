@@ -18,14 +18,14 @@ from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.counting import estimate_request_tokens
 from llm_spec.server.apis import AnswerEncodingContext, ApiDefinition
+from llm_spec.server.apis.encoding import SSE_COMMENT, SSE_DONE, AnswerStreamEncoder, build_result_headers, format_sse
+from llm_spec.server.apis.relay import ChunkMerger, rewrite_chunk_for_client
+from llm_spec.server.apis.request_fields import ParsedRequest
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ServerConfig
-from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, AnswerStreamEncoder, build_result_headers, format_sse
 from llm_spec.server.metrics import ServerMetrics
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import HttpProblem
-from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
-from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.server.stream_sender import StreamSender
 from llm_spec.strategies.registry import PLAIN
 

@@ -11,7 +11,7 @@ from support.serving import PAIR, Asking, ask, remote, serving
 
 from llm_spec import Round, SpeculativeConfig, SpeculativeDecoder, SpeculativeStats
 from llm_spec.server import KeyConfig
-from llm_spec.server.acceptance import build_acceptance_fields
+from llm_spec.server.apis.acceptance import build_acceptance_fields
 from llm_spec.testing import RuleBasedProvider
 from llm_spec.testing.server import ScriptedModelServer
 

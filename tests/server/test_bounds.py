@@ -13,9 +13,9 @@ from llm_spec import ConfigError, SpeculativeConfig
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.decoder.telemetry import RequestLogContext
 from llm_spec.server import KeyConfig, ModelConfig, ServerConfig
+from llm_spec.server.apis.relay import ChunkMerger
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.problems import convert_error_to_problem, redact_server_details
-from llm_spec.server.relay import ChunkMerger
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 CHAT: Final = "/v1/chat/completions"

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from llm_spec.server.custom_tool_input import CustomInputDecoder, decode_custom_input, encode_custom_input
+from llm_spec.server.apis.custom_tool_input import CustomInputDecoder, decode_custom_input, encode_custom_input
 
 TEXTS: Final = ("", "a", 'say "hi"\n', "back\\slash \\n", "ünï ✓ 😀", "\t{}\u2028\r\n", '"', "}", '"}', "\\u00fc", " ")
 BADLY_WRITTEN: Final = {  # arguments: input

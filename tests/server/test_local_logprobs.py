@@ -15,7 +15,7 @@ from llm_spec import TokenLogprob, open_provider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.server import ModelConfig
-from llm_spec.server.logprobs import CompletionLogprobsBuilder
+from llm_spec.server.apis.logprobs import CompletionLogprobsBuilder
 
 TARGET: Final = open_provider("builtin:target")
 MODELS: Final = ("plain", "drafted")

@@ -12,7 +12,7 @@ from support.wire import Wire, served, text_chunks
 from llm_spec import InvalidRequestError
 from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.server import ModelConfig
-from llm_spec.server.messages_parser import parse_messages_request
+from llm_spec.server.apis.messages_parser import parse_messages_request
 
 PATH: Final = "/v1/messages"
 DATA: Final = "aGVsbG8="

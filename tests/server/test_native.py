@@ -15,7 +15,7 @@ from llm_spec import ChatRequest
 from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.server import ModelConfig
-from llm_spec.server.messages_parser import parse_messages_request
+from llm_spec.server.apis.messages_parser import parse_messages_request
 from llm_spec.strategies.base import find_multi_call_refusal
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.server import ScriptedModelServer

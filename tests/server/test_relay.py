@@ -8,7 +8,7 @@ import pytest
 from support.serving import RULES, ask, check_error, remote, serving
 
 from llm_spec.server import ModelConfig
-from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
+from llm_spec.server.apis.relay import ChunkMerger, rewrite_chunk_for_client
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 pytestmark = pytest.mark.virtual_clock

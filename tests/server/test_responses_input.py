@@ -8,7 +8,7 @@ import pytest
 from support.serving import ask, remote, serving
 
 from llm_spec import InvalidRequestError
-from llm_spec.server.responses_parser import parse_responses_request
+from llm_spec.server.apis.responses_parser import parse_responses_request
 from llm_spec.testing.server import ScriptedModelServer
 
 PATH: Final = "/v1/responses"

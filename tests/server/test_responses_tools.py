@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 from llm_spec import InvalidRequestError
-from llm_spec.server.request_fields import ClientTool
-from llm_spec.server.responses_parser import parse_responses_request
-from llm_spec.server.responses_tools import ResponsesTools
+from llm_spec.server.apis.request_fields import ClientTool
+from llm_spec.server.apis.responses_parser import parse_responses_request
+from llm_spec.server.apis.responses_tools import ResponsesTools
 
 SCHEMA: Final = {"type": "object", "properties": {"x": {"type": "integer"}}}
 HOSTED: Final = (

@@ -6,8 +6,8 @@ import pytest
 
 from llm_spec.contract.messages import ApiName, ChatMessage
 from llm_spec.contract.request import ChatRequest
-from llm_spec.server.request_fields import ParsedRequest
-from llm_spec.server.system_placement import build_changes_header, place_system_texts_of_request
+from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.system_placement import build_changes_header, place_system_texts_of_request
 
 MESSAGES = (
     ChatMessage("developer", "a"),

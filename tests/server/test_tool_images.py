@@ -10,8 +10,8 @@ from support.serving import ask, remote, serving
 from llm_spec import ChatMessage, NativeMessage, SpeculativeConfig, ToolCall
 from llm_spec.contract.errors import ConfigError
 from llm_spec.server import ModelConfig
+from llm_spec.server.apis.tool_images import place_tool_images
 from llm_spec.server.config import load_config
-from llm_spec.server.tool_images import place_tool_images
 from llm_spec.testing.server import ScriptedModelServer
 
 PNG: Final = "data:image/png;base64," + "A" * 16_000

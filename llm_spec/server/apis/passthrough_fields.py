@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec.contract.fields import LIMIT_FIELDS, PASSED_FIELDS, find_local_field_use
-from llm_spec.server.request_fields import ParsedRequest
+from llm_spec.server.apis.request_fields import ParsedRequest
 
 __all__ = ["ALL_FIELDS", "build_dropped_fields_header", "drop_unsafe_fields"]
 

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 from llm_spec.contract.events import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.kit.json import dumps_ascii
+from llm_spec.server.apis.request_fields import Json
 from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
-from llm_spec.server.request_fields import Json
 
 __all__ = [
     "AnswerStreamEncoder",

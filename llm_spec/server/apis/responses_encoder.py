@@ -14,8 +14,8 @@ from llm_spec.contract.events import AnswerDetail, ReasoningDelta, StreamEvent, 
 from llm_spec.contract.messages import ToolCall
 from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
-from llm_spec.server.compaction import build_compaction_item, is_compaction_requested
-from llm_spec.server.encoding import (
+from llm_spec.server.apis.compaction import build_compaction_item, is_compaction_requested
+from llm_spec.server.apis.encoding import (
     SSE_COMMENT,
     ToolCallSequencer,
     build_tier_fields,
@@ -23,9 +23,8 @@ from llm_spec.server.encoding import (
     get_client_token_counts,
     get_finish_reason,
 )
-from llm_spec.server.problems import HttpProblem
-from llm_spec.server.request_fields import ClientTool, Json, ParsedRequest
-from llm_spec.server.responses_items import (
+from llm_spec.server.apis.request_fields import ClientTool, Json, ParsedRequest
+from llm_spec.server.apis.responses_items import (
     OpenCustomCallItem,
     OpenFunctionCallItem,
     OpenMessageItem,
@@ -35,6 +34,7 @@ from llm_spec.server.responses_items import (
     OutputEvent,
     parse_image,
 )
+from llm_spec.server.problems import HttpProblem
 
 __all__ = ["ResponsesStreamEncoder", "build_responses_api_response"]
 

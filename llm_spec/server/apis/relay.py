@@ -11,7 +11,7 @@ from llm_spec.kit.answer_details import merge_detail
 from llm_spec.kit.json import MAX_INT
 from llm_spec.kit.openai_chat import DETAIL_FIELDS
 from llm_spec.kit.openai_usage import parse_usage
-from llm_spec.server.request_fields import Json
+from llm_spec.server.apis.request_fields import Json
 
 __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 

@@ -33,8 +33,8 @@ from llm_spec.kit.answer_details import merge_detail
 from llm_spec.kit.json import dumps_ascii
 from llm_spec.kit.openai_chunks import build_tool_call_delta
 from llm_spec.kit.openai_logprobs import build_chat_logprobs
-from llm_spec.server.acceptance import build_acceptance_fields
-from llm_spec.server.encoding import (
+from llm_spec.server.apis.acceptance import build_acceptance_fields
+from llm_spec.server.apis.encoding import (
     SSE_COMMENT,
     SSE_DONE,
     build_tier_fields,
@@ -43,9 +43,8 @@ from llm_spec.server.encoding import (
     get_client_token_counts,
     get_finish_reason,
 )
-from llm_spec.server.logprobs import get_requested_top_logprobs
-from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
-from llm_spec.server.request_fields import (
+from llm_spec.server.apis.logprobs import get_requested_top_logprobs
+from llm_spec.server.apis.request_fields import (
     Body,
     Json,
     ParsedRequest,
@@ -58,6 +57,7 @@ from llm_spec.server.request_fields import (
     parse_openai_messages,
     parse_stop_strings,
 )
+from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
 
 __all__ = ["ChatStreamEncoder", "build_chat_completion", "build_chat_usage", "parse_chat_request"]
 

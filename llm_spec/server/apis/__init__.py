@@ -8,15 +8,19 @@ from typing import Final
 
 from llm_spec.contract.messages import ApiName
 from llm_spec.decoder.result import SpeculativeResult
-from llm_spec.server.chat_completions import ChatStreamEncoder, build_chat_completion, parse_chat_request
-from llm_spec.server.completions import CompletionStreamEncoder, build_completion_response, parse_completion_requests
-from llm_spec.server.encoding import AnswerStreamEncoder
-from llm_spec.server.messages_encoder import MessagesStreamEncoder, build_anthropic_message
-from llm_spec.server.messages_parser import parse_messages_request
+from llm_spec.server.apis.chat_completions import ChatStreamEncoder, build_chat_completion, parse_chat_request
+from llm_spec.server.apis.completions import (
+    CompletionStreamEncoder,
+    build_completion_response,
+    parse_completion_requests,
+)
+from llm_spec.server.apis.encoding import AnswerStreamEncoder
+from llm_spec.server.apis.messages_encoder import MessagesStreamEncoder, build_anthropic_message
+from llm_spec.server.apis.messages_parser import parse_messages_request
+from llm_spec.server.apis.request_fields import Body, Json, ParsedRequest
+from llm_spec.server.apis.responses_encoder import ResponsesStreamEncoder, build_responses_api_response
+from llm_spec.server.apis.responses_parser import parse_responses_request
 from llm_spec.server.problems import HttpProblem
-from llm_spec.server.request_fields import Body, Json, ParsedRequest
-from llm_spec.server.responses_encoder import ResponsesStreamEncoder, build_responses_api_response
-from llm_spec.server.responses_parser import parse_responses_request
 
 __all__ = ["APIS", "AnswerEncodingContext", "ApiDefinition"]
 
