@@ -37,7 +37,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.bench.prompts import get_default_prompts
+from llm_spec.cli.bench.prompts import get_default_prompts
 from llm_spec.contract.endpoint import Discoverable, TokenEndpoint
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.bench.prompts import get_default_prompts
+from llm_spec.cli.bench.prompts import get_default_prompts
 
 __all__ = ["make_chat_prompts"]
 

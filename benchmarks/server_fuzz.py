@@ -431,7 +431,7 @@ async def fuzz(url: str, num_requests: int, num_clients: int, seed: int) -> Fuzz
 
 def start_server(config: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """`llm-spec serve`, and its address."""
-    command = [sys.executable, "-c", "import sys; from llm_spec.cli import main; sys.exit(main())"]
+    command = [sys.executable, "-c", "import sys; from llm_spec.cli.main import main; sys.exit(main())"]
     with log.open("wb") as out:
         process = subprocess.Popen([*command, "serve", "--port", "0", "--config", str(config)], stdout=out, stderr=out)  # noqa: S603
     until_s = time.monotonic() + HANGS_S

@@ -402,7 +402,7 @@ def write_config(upstream: str, num_slots: int) -> str:
 
 def start_server(folder: Path, plugin: Path | None) -> tuple[subprocess.Popen[bytes], str]:
     """`llm-spec serve`, and its address; `plugin` is a Python file that its processes run first."""
-    program = "import sys; from llm_spec.cli import main; sys.exit(main())"
+    program = "import sys; from llm_spec.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--config", str(folder / "server.toml")]
     environment, log = dict(os.environ), folder / "log"
     if plugin is not None:

@@ -23,8 +23,8 @@ from support.serving import HANGS_S
 from support.tiny_models import TINY, write_tiny_model
 
 from llm_spec import ChatRequest, open_provider
-from llm_spec.cli import main
-from llm_spec.cli_screen import Spinner, escape_control_characters
+from llm_spec.cli.main import main
+from llm_spec.cli.screen import Spinner, escape_control_characters
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 PROMPT = "def test_spawnl(self):"
@@ -286,7 +286,7 @@ def test_interrupt_while_loading(capsys: pytest.CaptureFixture[str], monkeypatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llm_spec.cli_run.open_provider", interrupted)
+    monkeypatch.setattr("llm_spec.cli.run.open_provider", interrupted)
     assert run(capsys, "run", PROMPT) == (130, "", "llm-spec: interrupted\n")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_spec.cli import main
+from llm_spec.cli.main import main
 
 TARGET = "generic:m@http://svc:s3cr3t-pw@127.0.0.1:9/v1"
 QUERY = "generic:m@http://127.0.0.1:9/v1?key=s3cr3t-pw"

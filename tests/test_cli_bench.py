@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from llm_spec import ChatRequest
-from llm_spec.bench.contenders import list_contenders
-from llm_spec.cli import main
-from llm_spec.cli_screen import ProgressBar
+from llm_spec.cli.bench.contenders import list_contenders
+from llm_spec.cli.main import main
+from llm_spec.cli.screen import ProgressBar
 from llm_spec.testing import ScriptedProvider
 
 PROMPT = "def test_spawnl(self):"
@@ -142,7 +142,7 @@ def test_a_target_that_answers_nothing(capsys: pytest.CaptureFixture[str], monke
     def fail(_: ChatRequest) -> str:
         raise ValueError("out of order")
 
-    monkeypatch.setattr("llm_spec.bench.contenders.open_provider", lambda _: ScriptedProvider(fail))
+    monkeypatch.setattr("llm_spec.cli.bench.contenders.open_provider", lambda _: ScriptedProvider(fail))
     code, out, err = bench(capsys, "--prompt", "a")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "out of order" in err
@@ -167,7 +167,7 @@ def test_ctrl_c_reports_what_there_is(
         opened.append(ScriptedProvider(interrupt_at_twenty))
         return opened[-1]
 
-    monkeypatch.setattr("llm_spec.bench.contenders.open_provider", open_scripted)
+    monkeypatch.setattr("llm_spec.cli.bench.contenders.open_provider", open_scripted)
     report = tmp_path / "report.json"
     prompts = [text for number in range(30) for text in ("--prompt", f"question {number}")]
     code, out, err = bench(capsys, "--contender", "other=any:x", *prompts, "--output", str(report))
@@ -186,7 +186,7 @@ def test_ctrl_c_before_the_first_answer(capsys: pytest.CaptureFixture[str], monk
         os.kill(os.getpid(), signal.SIGINT)
         return "one"
 
-    monkeypatch.setattr("llm_spec.bench.contenders.open_provider", lambda _: ScriptedProvider(interrupt))
+    monkeypatch.setattr("llm_spec.cli.bench.contenders.open_provider", lambda _: ScriptedProvider(interrupt))
     assert bench(capsys, "--prompt", "a") == (130, "", "llm-spec: interrupted\n")
 
 

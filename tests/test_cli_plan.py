@@ -7,10 +7,8 @@ import re
 
 import pytest
 
-from llm_spec.cli import main
-from llm_spec.plan_estimates import (
-    list_simulated_strategies,
-)
+from llm_spec.cli.main import main
+from llm_spec.cli.plan_estimates import list_simulated_strategies
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 # ------------------------------------------------------------------------------------------ the command

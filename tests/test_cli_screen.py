@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from llm_spec.cli_screen import AnswerScreen
+from llm_spec.cli.screen import AnswerScreen
 from llm_spec.contract.events import TextDelta
 
 

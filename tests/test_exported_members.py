@@ -100,7 +100,7 @@ def test_a_package_that_imports_late_is_used_like_any_other() -> None:
     ("module", "absent"),
     [
         (
-            "llm_spec.server.launcher, llm_spec.cli_serve, llm_spec.cli",
+            "llm_spec.server.launcher, llm_spec.cli.serve, llm_spec.cli.main",
             "numpy aiohttp asyncio prometheus_client structlog ssl",
         ),
         (
@@ -117,7 +117,7 @@ def test_what_stays_in_memory_is_little(module: str, absent: str) -> None:
     assert [name for name in absent.split() if name in loaded] == []
 
 
-@pytest.mark.parametrize("statement", ["from llm_spec import *", "import llm_spec.testing", "import llm_spec.cli_run"])
+@pytest.mark.parametrize("statement", ["from llm_spec import *", "import llm_spec.testing", "import llm_spec.cli.run"])
 def test_importing_loads_no_sdk_and_no_model_runtime(statement: str) -> None:
     """Neither the package nor what it ships beside it loads any provider's packages."""
     code = f"import numpy, sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"

@@ -11,11 +11,11 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run `llm_spec.cli.main`, whatever is interrupted."""
+    """Run `llm_spec.cli.main.main`, whatever is interrupted."""
     is_listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not if started with it ignored
     if is_listening:
         signal.signal(signal.SIGINT, _exit_on_signal)
-    from llm_spec.cli import main as run
+    from llm_spec.cli.main import main as run
 
     if is_listening:
         signal.signal(signal.SIGINT, signal.default_int_handler)

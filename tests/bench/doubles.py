@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_spec import LlmProvider
-from llm_spec.bench.contenders import Contender, ContenderSpec
-from llm_spec.bench.environment import BenchEnvironment
-from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
-from llm_spec.bench.report import BenchReport
-from llm_spec.bench.run import BenchOptions, BenchRun
+from llm_spec.cli.bench.contenders import Contender, ContenderSpec
+from llm_spec.cli.bench.environment import BenchEnvironment
+from llm_spec.cli.bench.prompts import BenchPrompt, prompt_from_text
+from llm_spec.cli.bench.report import BenchReport
+from llm_spec.cli.bench.run import BenchOptions, BenchRun
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.testing import Script, ScriptedProvider

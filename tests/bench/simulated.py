@@ -7,11 +7,11 @@ from itertools import islice
 
 import numpy as np
 
-from llm_spec.bench.contenders import ContenderSpec
-from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
-from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord
-from llm_spec.bench.rotation import iterate_contender_orders
-from llm_spec.bench.summary import BenchSummarizer, ContenderSummary
+from llm_spec.cli.bench.contenders import ContenderSpec
+from llm_spec.cli.bench.prompts import BenchPrompt, prompt_from_text
+from llm_spec.cli.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord
+from llm_spec.cli.bench.rotation import iterate_contender_orders
+from llm_spec.cli.bench.summary import BenchSummarizer, ContenderSummary
 
 PLAIN = ContenderSpec(name="plain", kind="plain", target="t")
 

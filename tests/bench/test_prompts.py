@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_spec.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
+from llm_spec.cli.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
 from llm_spec.contract.errors import InvalidRequestError
 
 

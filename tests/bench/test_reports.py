@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 from llm_spec import PromptLookup, TransientError
-from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
-from llm_spec.bench.report import BenchReport
-from llm_spec.bench.report_files import check_report_path, render_csv, render_json, write_report
-from llm_spec.bench.report_html import render_report_page
-from llm_spec.bench.report_text import format_text_report
+from llm_spec.cli.bench.prompts import BenchPrompt, prompt_from_text
+from llm_spec.cli.bench.report import BenchReport
+from llm_spec.cli.bench.report_files import check_report_path, render_csv, render_json, write_report
+from llm_spec.cli.bench.report_html import render_report_page
+from llm_spec.cli.bench.report_text import format_text_report
 from llm_spec.contract.errors import ConfigError, InvalidRequestError
 from llm_spec.testing import RuleBasedProvider, run_virtual
 

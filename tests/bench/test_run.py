@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatMessage, ChatRequest, ConfigError, PromptLookup, StreamEvent, TransientError
-from llm_spec.bench.prompts import BenchPrompt
-from llm_spec.bench.run import BenchOptions, BenchRun
+from llm_spec.cli.bench.prompts import BenchPrompt
+from llm_spec.cli.bench.run import BenchOptions, BenchRun
 from llm_spec.contract.endpoint import Feature
 from llm_spec.contract.errors import InvalidRequestError, TargetError
 from llm_spec.drafting.suffix import SuffixDraft

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_spec import BreakerPolicy, ConfigError, Fixed
-from llm_spec.cli import main
+from llm_spec.cli.main import main
 from llm_spec.server import KeyConfig, ModelConfig, Server, ServerConfig, load_config
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 

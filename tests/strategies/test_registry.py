@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import pytest
 
 from llm_spec import ConfigError, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
-from llm_spec.cli import main
+from llm_spec.cli.main import main
 from llm_spec.decoder.config import BuiltinStrategyName
 from llm_spec.server.config import ModelConfig
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
 
-from llm_spec.bench.contenders import ContenderSpec
-from llm_spec.bench.differences import TextComparisonFigures, compare_answer_texts
-from llm_spec.bench.prompts import BenchPrompt
-from llm_spec.bench.records import AnswerRecord, PromptBlockRecord
-from llm_spec.bench.statistics import MIN_UNITS, RatioEstimate, compute_median_ratio, estimate_median_ratio, percentile
+from llm_spec.cli.bench.contenders import ContenderSpec
+from llm_spec.cli.bench.differences import TextComparisonFigures, compare_answer_texts
+from llm_spec.cli.bench.prompts import BenchPrompt
+from llm_spec.cli.bench.records import AnswerRecord, PromptBlockRecord
+from llm_spec.cli.bench.statistics import (
+    MIN_UNITS,
+    RatioEstimate,
+    compute_median_ratio,
+    estimate_median_ratio,
+    percentile,
+)
 from llm_spec.decoder.entry_points import strip_credentials
 from llm_spec.decoder.result import PlainReason
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from llm_spec.cli_screen import escape_control_characters
+from llm_spec.cli.screen import escape_control_characters
 
 __all__ = [
     "RatioDot",

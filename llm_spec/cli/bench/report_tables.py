@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llm_spec.bench.differences import TextDifference
-from llm_spec.bench.report import (
+from llm_spec.cli.bench.differences import TextDifference
+from llm_spec.cli.bench.report import (
     BenchReport,
     describe_measurement_noise,
     format_as_percent,
@@ -15,7 +15,7 @@ from llm_spec.bench.report import (
     format_ratio,
     format_seconds,
 )
-from llm_spec.bench.summary import NUM_FIRST, ContenderSummary, LatencyFigures, PromptRatio
+from llm_spec.cli.bench.summary import NUM_FIRST, ContenderSummary, LatencyFigures, PromptRatio
 from llm_spec.decoder.result import PLAIN_REASONS
 
 __all__ = ["ReportTable", "build_report_tables", "describe_text_difference", "list_report_notes"]

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from llm_spec.bench.records import AnswerRecord
-from llm_spec.bench.report import BenchReport
-from llm_spec.bench.report_html import render_report_page
+from llm_spec.cli.bench.records import AnswerRecord
+from llm_spec.cli.bench.report import BenchReport
+from llm_spec.cli.bench.report_html import render_report_page
 from llm_spec.contract.errors import ConfigError, InvalidRequestError
 
 __all__ = ["check_report_path", "render_csv", "render_json", "write_report"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.bench.report import BenchReport, describe_bench_conditions
-from llm_spec.bench.report_tables import ReportTable, build_report_tables, list_report_notes
-from llm_spec.cli_screen import escape_control_characters
+from llm_spec.cli.bench.report import BenchReport, describe_bench_conditions
+from llm_spec.cli.bench.report_tables import ReportTable, build_report_tables, list_report_notes
+from llm_spec.cli.screen import escape_control_characters
 
 __all__ = ["format_text_report"]
 

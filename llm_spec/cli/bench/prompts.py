@@ -57,7 +57,7 @@ def load_prompts(path: str) -> list[BenchPrompt]:
 def get_default_prompts(target: str) -> list[BenchPrompt]:
     """The package's own prompts: chat, or, for the built-in models, code that they know."""
     name = "code_prompts.jsonl" if target.startswith("builtin:") else "chat_prompts.jsonl"
-    return _parse_prompts_text((files("llm_spec.bench") / name).read_text(encoding="utf-8"), name)
+    return _parse_prompts_text((files("llm_spec.cli.bench") / name).read_text(encoding="utf-8"), name)
 
 
 def sample_prompts(

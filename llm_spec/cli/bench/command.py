@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from llm_spec.bench.contenders import list_contenders, open_contenders
-from llm_spec.bench.environment import BenchEnvironment, read_system_load
-from llm_spec.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
-from llm_spec.bench.report import BenchReport
-from llm_spec.bench.report_files import check_report_path, write_report
-from llm_spec.bench.report_text import format_text_report
-from llm_spec.bench.run import BenchOptions, BenchRun
-from llm_spec.cli_screen import ProgressBar, Spinner
+from llm_spec.cli.bench.contenders import list_contenders, open_contenders
+from llm_spec.cli.bench.environment import BenchEnvironment, read_system_load
+from llm_spec.cli.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
+from llm_spec.cli.bench.report import BenchReport
+from llm_spec.cli.bench.report_files import check_report_path, write_report
+from llm_spec.cli.bench.report_text import format_text_report
+from llm_spec.cli.bench.run import BenchOptions, BenchRun
+from llm_spec.cli.screen import ProgressBar, Spinner
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError, TargetError
 from llm_spec.decoder.config import SpeculativeConfig

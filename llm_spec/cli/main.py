@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from llm_spec.cli_arguments import build_argument_parser
+from llm_spec.cli.arguments import build_argument_parser
 from llm_spec.contract.errors import LlmSpecError
 from llm_spec.decoder.entry_points import registered_providers, strip_credentials
 
@@ -35,13 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _handle_run_command(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_run import run_prompt_command
+    from llm_spec.cli.run import run_prompt_command
 
     return run_prompt_command(arguments)
 
 
 def _handle_serve_command(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_serve import serve_from_arguments
+    from llm_spec.cli.serve import serve_from_arguments
 
     return serve_from_arguments(arguments)
 
@@ -49,7 +49,7 @@ def _handle_serve_command(arguments: argparse.Namespace) -> int:
 def _handle_plan_command(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from llm_spec.cli_plan import list_possible_strategies, print_plan_table, read_plan_scenario
+    from llm_spec.cli.plan import list_possible_strategies, print_plan_table, read_plan_scenario
 
     situation, acceptances = asyncio.run(read_plan_scenario(arguments))
     names = (arguments.target, arguments.draft)
@@ -58,7 +58,7 @@ def _handle_plan_command(arguments: argparse.Namespace) -> int:
 
 
 def _handle_bench_command(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_bench import run_bench_command
+    from llm_spec.cli.bench.command import run_bench_command
 
     return run_bench_command(arguments)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Final
 
-from llm_spec.bench.plots import (
+from llm_spec.cli.bench.plots import (
     RatioDot,
     RatioStrip,
     ShareCurve,
@@ -19,10 +19,15 @@ from llm_spec.bench.plots import (
     escape_html,
     make_cumulative_distribution,
 )
-from llm_spec.bench.records import AnswerRecord
-from llm_spec.bench.report import BenchReport, describe_bench_conditions, format_ratio, format_seconds
-from llm_spec.bench.report_tables import ReportTable, build_report_tables, describe_text_difference, list_report_notes
-from llm_spec.bench.statistics import percentile
+from llm_spec.cli.bench.records import AnswerRecord
+from llm_spec.cli.bench.report import BenchReport, describe_bench_conditions, format_ratio, format_seconds
+from llm_spec.cli.bench.report_tables import (
+    ReportTable,
+    build_report_tables,
+    describe_text_difference,
+    list_report_notes,
+)
+from llm_spec.cli.bench.statistics import percentile
 
 __all__ = ["render_report_page"]
 
@@ -33,7 +38,7 @@ _NUM_COLOURS: Final = 9
 
 def render_report_page(report: BenchReport) -> str:
     """The whole page."""
-    style = (files("llm_spec.bench") / "report.css").read_text(encoding="utf-8")
+    style = (files("llm_spec.cli.bench") / "report.css").read_text(encoding="utf-8")
     title = f"llm-spec bench: {report.plain.target}"
     sections = [
         _draw_speedups(report),

@@ -7,6 +7,14 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, TextIO
 
+from llm_spec.cli.plan_estimates import (
+    AnswerEstimate,
+    ModelSpeed,
+    PlanScenario,
+    estimate_answer,
+    find_break_even_acceptances,
+    list_simulated_strategies,
+)
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, TargetError
 from llm_spec.contract.provider import LlmProvider
@@ -22,14 +30,6 @@ from llm_spec.decoder.entry_points import (
 )
 from llm_spec.decoder.pricing import FREE, PRICES_AS_OF, Price, find_model_price, parse_price
 from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.plan_estimates import (
-    AnswerEstimate,
-    ModelSpeed,
-    PlanScenario,
-    estimate_answer,
-    find_break_even_acceptances,
-    list_simulated_strategies,
-)
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
 __all__ = ["list_possible_strategies", "print_plan_table", "read_plan_scenario"]

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
-from llm_spec.bench.contenders import Contender, format_error_without_secrets
-from llm_spec.bench.prompts import BenchPrompt
-from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord, make_answer_record
-from llm_spec.bench.rotation import iterate_contender_orders
+from llm_spec.cli.bench.contenders import Contender, format_error_without_secrets
+from llm_spec.cli.bench.prompts import BenchPrompt
+from llm_spec.cli.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord, make_answer_record
+from llm_spec.cli.bench.rotation import iterate_contender_orders
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import ConfigError, LlmSpecError, TargetError

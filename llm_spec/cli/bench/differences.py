@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llm_spec.bench.records import AnswerRecord
+from llm_spec.cli.bench.records import AnswerRecord
 from llm_spec.measure.text_pieces import split_into_pieces
 
 __all__ = ["TextComparisonFigures", "TextDifference", "compare_answer_texts", "find_first_difference"]

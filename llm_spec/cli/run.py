@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from llm_spec.cli_screen import AnswerScreen, Spinner
+from llm_spec.cli.screen import AnswerScreen, Spinner
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, InvalidRequestError, TargetError, TransientError
 from llm_spec.contract.events import TextDelta

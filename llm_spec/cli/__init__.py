@@ -1,0 +1,1 @@
+"""`llm-spec`: its commands."""
