@@ -27,7 +27,7 @@ from llm_spec.local.thread_pool import DaemonThreadPool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
-PAIR = Path(__file__).parent / "peers" / "models"
+PAIR = Path(__file__).parents[1] / "peers" / "models"
 
 # The program forks at the moment MOMENT. The child answers, and has 60 s for it; what it says is printed.
 PROGRAM = """

@@ -132,7 +132,7 @@ def test_a_range_is_told_where_rounds_are_steady(name: str) -> None:
 
 
 RECORDED: dict[str, list[tuple[int, int, int, int, int]]] = json.loads(
-    (Path(__file__).parent / "support" / "recorded_rounds.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "support" / "recorded_rounds.json").read_text(encoding="utf-8")
 )
 
 

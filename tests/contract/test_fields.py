@@ -25,7 +25,7 @@ from llm_spec.contract.fields import (
 from llm_spec.server.apis import chat_completions, completions, messages_parser, responses_parser
 from llm_spec.strategies.base import find_multi_call_refusal, find_prediction_refusal
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_shows_the_table() -> None:
