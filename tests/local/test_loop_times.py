@@ -38,8 +38,8 @@ from llm_spec.testing import ByteTokenizer, TableModel
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     """The clock that generations measure by."""
     clock = Seconds()
-    for module in ("generation", "proposer", "verifiers"):
-        monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in ("loop", "propose", "verify"):
+        monkeypatch.setattr(f"llm_spec.local.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 

@@ -113,8 +113,8 @@ CASES = [(ending, NUM_SAMPLES.get(ending, 2_600)) for ending in ENDINGS]
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that generations measure by."""
     clock = Clock()
-    for module in ("generation", "proposer", "verifiers"):
-        monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in ("loop", "propose", "verify"):
+        monkeypatch.setattr(f"llm_spec.local.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(draft_worth, "perf_counter", lambda: clock.now)
     return clock
 
