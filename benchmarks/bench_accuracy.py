@@ -21,10 +21,9 @@ from remote_speed_processes import start_server
 
 from llm_spec import SpeculativeConfig
 from llm_spec.cli.bench.contenders import list_contenders, open_contenders
+from llm_spec.cli.bench.figures import BenchSummarizer, RatioEstimate
 from llm_spec.cli.bench.prompts import BenchPrompt, prompt_from_text
 from llm_spec.cli.bench.run import BenchOptions, BenchRun
-from llm_spec.cli.bench.statistics import RatioEstimate
-from llm_spec.cli.bench.summary import BenchSummarizer
 
 TOKEN_MS: Final = 4.0
 NUM_TOKENS: Final = 24

@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedTarget
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from llm_spec_gguf.library import LlamaContext, LlamaModel
 
-from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS
+from llm_spec.local.caches import PREFILL_CHUNK_TOKENS
 
 STEP: Final = 256  # llama.cpp rounds a cache to it
 

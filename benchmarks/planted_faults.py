@@ -14,8 +14,7 @@ from llm_spec_http.tokens import HttpTokenEndpoint
 
 from llm_spec import Sampling
 from llm_spec.contract.endpoint import SampledToken, TopTokens
-from llm_spec.strategies.race.chain import StreamChain
-from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.strategies.race.chain import RaceStream, StreamChain
 
 __all__ = ["planted"]
 

@@ -32,7 +32,7 @@ from llm_spec import ChatRequest, Sampling, SpeculativeConfig, SpeculativeDecode
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.events import Finish, StreamEvent, TextDelta, Usage
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedTarget
 

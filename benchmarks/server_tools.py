@@ -55,10 +55,10 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.contract.response import ChatResponseBuilder
+from llm_spec.measure.load_stats import ExtraStreamStats
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.row_stats import DraftAgreementStats, RowCallStats
 from llm_spec.measure.run_stats import DraftRunStats
-from llm_spec.measure.stream_stats import ExtraStreamStats
 
 GREEDY = Sampling(temperature=0.0)
 EAGER_ROWS = 4  # drafted tokens in a call

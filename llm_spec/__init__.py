@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from llm_spec.decoder.config import SpeculativeConfig as SpeculativeConfig
     from llm_spec.decoder.config import Timeouts as Timeouts
     from llm_spec.decoder.decoder import SpeculativeDecoder as SpeculativeDecoder
-    from llm_spec.decoder.decoder_stats import DecoderStats as DecoderStats
     from llm_spec.decoder.entry_points import open_draft as open_draft
     from llm_spec.decoder.entry_points import open_provider as open_provider
     from llm_spec.decoder.pricing import Cost as Cost
     from llm_spec.decoder.pricing import Price as Price
+    from llm_spec.decoder.result import DecoderStats as DecoderStats
     from llm_spec.decoder.result import SpeculativeFinish as SpeculativeFinish
     from llm_spec.decoder.result import SpeculativeResult as SpeculativeResult
     from llm_spec.decoder.result import Timings as Timings
@@ -76,35 +76,33 @@ __version__ = "0.1.0"
 
 # where each name is; the imports above tell type checkers the same
 _NAMES_BY_MODULE: Final = {
-    "llm_spec.decoder.budget": "Budget",
-    "llm_spec.contract.events": (
-        "AnswerDetail AnswerStarted ChatResponse Fallback Finish GuaranteeWeakened "
-        "ReasoningDelta Retry Round StreamEvent TextDelta TokenLogprob "
-        "ToolCallDelta Usage"
+    "llm_spec.contract.draft": "DraftProvider",
+    "llm_spec.contract.errors": (
+        "BudgetError CircuitOpenError ClosedError ConfigError DraftError InvalidRequestError "
+        "LlmSpecError ModelOutputError TargetError TransientError UnsupportedError"
     ),
-    "llm_spec.contract.messages": ("ChatMessage NativeMessage ReasoningDetail ToolCall"),
-    "llm_spec.contract.request": ("ChatRequest Sampling"),
+    "llm_spec.contract.events": (
+        "AnswerDetail AnswerStarted ChatResponse Fallback Finish GuaranteeWeakened ReasoningDelta "
+        "Retry Round StreamEvent TextDelta TokenLogprob ToolCallDelta Usage"
+    ),
+    "llm_spec.contract.messages": "ChatMessage NativeMessage ReasoningDetail ToolCall",
+    "llm_spec.contract.provider": "LlmProvider",
+    "llm_spec.contract.request": "ChatRequest Sampling",
+    "llm_spec.contract.stats": "SpeculativeStats",
+    "llm_spec.decoder.budget": "Budget",
     "llm_spec.decoder.concurrency_limit": "ConcurrencyLimit",
     "llm_spec.decoder.config": "BreakerPolicy RetryPolicy SpeculativeConfig Timeouts",
-    "llm_spec.contract.provider": "LlmProvider",
-    "llm_spec.contract.draft": "DraftProvider",
     "llm_spec.decoder.decoder": "SpeculativeDecoder",
-    "llm_spec.decoder.decoder_stats": "DecoderStats",
+    "llm_spec.decoder.entry_points": "open_draft open_provider",
+    "llm_spec.decoder.pricing": "Cost Price",
+    "llm_spec.decoder.result": "DecoderStats SpeculativeFinish SpeculativeResult Timings",
     "llm_spec.drafting.cascade": "CascadeDraft",
     "llm_spec.drafting.lookup": "PromptLookup",
     "llm_spec.drafting.provider_draft": "ProviderDraft",
     "llm_spec.drafting.reference": "ReferenceDraft",
     "llm_spec.drafting.suffix": "SuffixDraft",
-    "llm_spec.contract.errors": (
-        "BudgetError CircuitOpenError ClosedError ConfigError DraftError InvalidRequestError "
-        "LlmSpecError ModelOutputError TargetError TransientError UnsupportedError"
-    ),
-    "llm_spec.decoder.pricing": "Cost Price",
-    "llm_spec.decoder.entry_points": "open_draft open_provider",
-    "llm_spec.decoder.result": "SpeculativeFinish SpeculativeResult Timings",
-    "llm_spec.contract.stats": "SpeculativeStats",
-    "llm_spec.strategies.limits": "JudgeConfig",
     "llm_spec.local.lookahead": "CostAware Ewma Fixed Threshold",
+    "llm_spec.strategies.limits": "JudgeConfig",
 }
 if not TYPE_CHECKING:
     __all__, __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE, "__version__")

@@ -37,7 +37,7 @@ from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.contract.provider import Capabilities
 from llm_spec.decoder.config import StrategyName
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider, run_virtual
 from llm_spec.testing.simulated import SimulatedTarget
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from race_costs import StreamCosts, run_decoder, summarize
 
-from llm_spec.measure.stream_stats import ExtraStreamStats
+from llm_spec.measure.load_stats import ExtraStreamStats
 
 SEEDS = range(3)
 

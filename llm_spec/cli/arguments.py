@@ -7,7 +7,7 @@ import re
 from typing import Any, Final, NoReturn, TypeAlias
 
 from llm_spec import __version__
-from llm_spec.contract.suggestions import suggest_name
+from llm_spec.contract.checks import suggest_name
 from llm_spec.strategies.registry import list_strategy_choices
 
 __all__ = ["build_argument_parser"]

@@ -1,10 +1,15 @@
-"""One way to refuse a number: name the field, the value and the range."""
+"""Errors in one form: a number that is out of range, and what somebody probably meant by an unknown name."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
-__all__ = ["check_number"]
+__all__ = [
+    "check_number",
+    "suggest_name",
+]
 
 
 def check_number(
@@ -32,3 +37,9 @@ def check_number(
         bound = f"greater than {low}" if above else f"at least {low}"
         limit = "" if high is None else f" and at most {high}"
         raise error(f"{name} is {value!r}; it must be {kind} {bound}{limit}")
+
+
+def suggest_name(name: object, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name is like it."""
+    found = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""

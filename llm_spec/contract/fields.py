@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from llm_spec.contract.suggestions import suggest_name
+from llm_spec.contract.checks import suggest_name
 
 __all__ = [
     "EXTRA_FIELDS",

@@ -17,8 +17,8 @@ from llm_spec.decoder.breaker import CircuitBreaker, retry_transient
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.record import AnswerRecorder
 from llm_spec.decoder.telemetry import RequestLogContext, log_event
-from llm_spec.measure.counting import cut_response_to_max_tokens
-from llm_spec.measure.deadline import Deadline
+from llm_spec.measure.clock import Deadline
+from llm_spec.measure.tokens import cut_response_to_max_tokens
 from llm_spec.strategies.base import OpenStream
 from llm_spec.strategies.resume_plain import CannotContinueError, can_target_continue_text, continue_by_text
 

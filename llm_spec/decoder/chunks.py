@@ -15,11 +15,10 @@ from llm_spec.decoder.budget import CallReservation
 from llm_spec.decoder.chunk_timeouts import ChunkTimeouts
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.metering import is_call_unread
+from llm_spec.kit.answer_parts import parse_usage
 from llm_spec.kit.open_calls import OpenCall
-from llm_spec.kit.openai_usage import parse_usage
-from llm_spec.measure.counting import MaxTokensCutter, estimate_request_tokens
-from llm_spec.measure.deadline import Deadline
-from llm_spec.measure.text_pieces import count_piece_tokens
+from llm_spec.measure.clock import Deadline
+from llm_spec.measure.tokens import MaxTokensCutter, count_piece_tokens, estimate_request_tokens
 
 __all__ = ["CountedChunkStream"]
 

@@ -40,26 +40,24 @@ from llm_spec.contract.response import complete_from_stream
 from llm_spec.decoder.attempts import TargetCall
 from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.decoder.budget import Budget, CostTracker
-from llm_spec.decoder.choice import StrategyChoice, choose_strategy, discover_needed_features
+from llm_spec.decoder.choice import StrategyChoice, StrategyPlanner, choose_strategy, discover_needed_features
 from llm_spec.decoder.chunks import CountedChunkStream
 from llm_spec.decoder.config import SpeculativeConfig, Timeouts
-from llm_spec.decoder.decoder_stats import DecoderStats
 from llm_spec.decoder.discovery import FeatureDiscovery
 from llm_spec.decoder.entry_points import open_draft, open_provider
 from llm_spec.decoder.metered import MeteredDraft, MeteredTarget
-from llm_spec.decoder.planner import StrategyPlanner
 from llm_spec.decoder.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.decoder.record import AnswerRecorder
 from llm_spec.decoder.request_log import log_progress, log_request_end, log_request_failure, log_request_start
-from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.decoder.result import DecoderStats, SpeculativeFinish, SpeculativeResult
 from llm_spec.decoder.session import derive_session_id
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.kit.open_calls import OpenCall, OpenCalls
 from llm_spec.kit.session_headers import bind_session_headers, stream_with_session_headers
 from llm_spec.local.seed import draw_random_seed
 from llm_spec.measure.clock import now
-from llm_spec.measure.counting import estimate_request_tokens
 from llm_spec.measure.stream_timing import record_plain_answer_times
+from llm_spec.measure.tokens import estimate_request_tokens
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_configured_strategies

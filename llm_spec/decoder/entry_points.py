@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from llm_spec.contract.checks import suggest_name
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TargetFeature
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import ConfigError, MissingExtraError, UnknownProviderError
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.contract.suggestions import suggest_name
 from llm_spec.kit.addresses import parse_server_address, strip_credentials
 
 if TYPE_CHECKING:

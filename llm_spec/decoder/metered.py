@@ -34,7 +34,7 @@ from llm_spec.decoder.chunk_timeouts import ChunkTimeouts
 from llm_spec.decoder.config import Timeouts
 from llm_spec.decoder.discovery import FeatureDiscovery
 from llm_spec.decoder.metering import MeteredCall, TokenMeter
-from llm_spec.measure.counting import MaxTokensCutter
+from llm_spec.measure.tokens import MaxTokensCutter
 
 __all__ = ["MeteredDraft", "MeteredTarget"]
 

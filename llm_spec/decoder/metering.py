@@ -17,8 +17,14 @@ from llm_spec.contract.events import Finish, Round, StreamEvent, TextDelta, Usag
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder.budget import AnswerReservation, CallReservation
 from llm_spec.decoder.pricing import Price
-from llm_spec.measure.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
-from llm_spec.measure.text_pieces import check_draft_piece, count_piece_tokens, count_pieces
+from llm_spec.measure.tokens import (
+    MaxTokensCutter,
+    check_draft_piece,
+    count_answer_tokens_in_event,
+    count_piece_tokens,
+    count_pieces,
+    estimate_request_tokens,
+)
 
 __all__ = ["MeteredCall", "TokenMeter", "is_call_unread"]
 

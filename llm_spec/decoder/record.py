@@ -36,9 +36,8 @@ from llm_spec.decoder.pricing import get_billed_tier
 from llm_spec.decoder.result import PlainReason, SpeculativeResult, Timings
 from llm_spec.measure.baseline import SecondsRange, TargetSpeedBaseline, count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.counting import count_answer_tokens_in_event
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.measure.text_pieces import count_piece_tokens, split_into_pieces
+from llm_spec.measure.tokens import count_answer_tokens_in_event, count_piece_tokens, split_into_pieces
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.registry import PLAIN, StrategyEntry
 

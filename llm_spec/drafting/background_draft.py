@@ -12,10 +12,10 @@ from llm_spec.contract.draft import DraftPiece, DraftProvider, get_draft_capabil
 from llm_spec.contract.errors import format_error_line
 from llm_spec.contract.optional import open_draft_for_request
 from llm_spec.contract.request import ChatRequest
+from llm_spec.drafting.copying import TextIndex
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
-from llm_spec.drafting.text_index import TextIndex
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.text_pieces import take_last_pieces
+from llm_spec.measure.tokens import take_last_pieces
 
 __all__ = ["BackgroundDraft"]
 

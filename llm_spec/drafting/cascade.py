@@ -30,8 +30,8 @@ from llm_spec.contract.optional import (
 )
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.draft_worth import DraftWorth
-from llm_spec.local.iterators import as_closable_generator
-from llm_spec.local.token_checks import check_draft_token, get_confidence_before_sampling
+from llm_spec.local.propose import check_draft_token, get_confidence_before_sampling
+from llm_spec.local.threads import as_closable_generator
 
 __all__ = ["CascadeDraft"]
 

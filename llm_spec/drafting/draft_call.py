@@ -10,7 +10,7 @@ from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.errors import DraftError
 from llm_spec.contract.events import FinishReason
 from llm_spec.contract.request import ChatRequest
-from llm_spec.measure.text_pieces import count_piece_tokens, split_into_pieces
+from llm_spec.measure.tokens import count_piece_tokens, split_into_pieces
 
 __all__ = ["DraftCall", "choose_max_draft_tokens"]
 

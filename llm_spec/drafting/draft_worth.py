@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Final
 
 from llm_spec.contract.model import DraftToken
-from llm_spec.local.token_checks import get_confidence_before_sampling
+from llm_spec.local.propose import get_confidence_before_sampling
 from llm_spec.measure.estimates import AcceptanceEstimate, RobustTokenCostAverage
 
 __all__ = ["DraftWorth"]

@@ -14,10 +14,9 @@ from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import RequestOptionalDrafter
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.form_follower import DraftSource, ReformattedTextDrafter
+from llm_spec.drafting.copying import ConversationIndex, CopyDraft
+from llm_spec.drafting.forms import DraftSource, ReformattedTextDrafter
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
-from llm_spec.drafting.text_index import ConversationIndex
 
 __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
 

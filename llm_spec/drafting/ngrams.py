@@ -2,24 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Final, Generic, TypeVar
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from llm_spec.drafting.occurrences import OccurrenceIndex
-
-__all__ = ["NgramIndex", "SequenceFollower", "estimate_copy_confidence"]
+__all__ = [
+    "NgramIndex",
+    "OccurrenceIndex",
+    "OccurrenceMatch",
+    "SequenceFollower",
+    "estimate_copy_confidence",
+]
 
 T = TypeVar("T", bound=Hashable)
 
+_MAX_PLACES: Final = 256  # the latest places of an item that are compared: bounds a search where every item is frequent
+
+
+class OccurrenceMatch(NamedTuple):
+    """The longest end of a sequence that occurred: `length` items, followed by those at `positions`, in order."""
+
+    length: int
+    positions: list[int]
+
+
+class OccurrenceIndex(Generic[T]):
+    """A sequence that grows at its end and may be cut there."""
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self._counts: dict[T, int] = {}
+        self._latest: dict[T, int] = {}  # the last place of each item …
+        self._previous = array("q")  # … and of each place the one before it with the same item; -1: there is none
+
+    def extend(self, items: Iterable[T]) -> None:
+        """Append items."""
+        for item in items:
+            self.append(item)
+
+    def append(self, item: T) -> None:
+        """Append an item."""
+        previous = self._latest.get(item, -1)
+        if previous >= 0:
+            item = self.items[previous]  # equal items are one object
+            self._counts[item] += 1
+        else:
+            self._counts[item] = 1
+        self._previous.append(previous)
+        self._latest[item] = len(self.items)
+        self.items.append(item)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` items."""
+        while len(self.items) > length:
+            item, previous = self.items.pop(), self._previous.pop()
+            if previous < 0:
+                del self._latest[item], self._counts[item]
+            else:
+                self._latest[item] = previous
+                self._counts[item] -= 1
+
+    def find_longest_match(self, tail: Sequence[T], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
+        """Where the longest end of `tail` occurred that anything followed; None: no end of `min_match` items did.
+
+        At most `max_match` items are matched. Exact unless each of them occurred more than 256 times.
+        """
+        counts = self._count_occurrences(tail, max_match)
+        while len(counts) >= min_match:
+            num_after = counts.index(min(counts))  # of the tail, after the rarest item
+            found = self._find_match_with_last_items(tail, num_after, len(counts))
+            if found is not None:
+                return found if found.length >= min_match else None
+            del counts[num_after:]
+        return None
+
+    def _count_occurrences(self, tail: Sequence[T], max_match: int) -> list[int]:
+        """How often each of the last items occurred, the last one first, up to one that never did."""
+        counts: list[int] = []
+        for item in reversed(tail[-max_match:]):
+            count = self._counts.get(item)
+            if count is None:
+                break
+            counts.append(count)
+        return counts
+
+    def _find_match_with_last_items(self, tail: Sequence[T], num_after: int, max_match: int) -> OccurrenceMatch | None:
+        """The longest match that includes the item before the last `num_after` ones."""
+        items, length = self.items, num_after + 1
+        after = list(tail[len(tail) - num_after :])
+        positions = [
+            p
+            for p in self._find_latest_positions(tail[-length])
+            if items[p + 1 : p + length] == after and p + length < len(items)
+        ]
+        if not positions:
+            return None
+        while length < max_match:
+            before = tail[-length - 1]
+            longer = [p - 1 for p in positions if p and items[p - 1] == before]
+            if not longer:
+                break
+            positions, length = longer, length + 1
+        return OccurrenceMatch(length, [place + length for place in reversed(positions)])
+
+    def _find_latest_positions(self, item: T) -> list[int]:
+        """The latest places of an item, the last one first."""
+        positions: list[int] = []
+        place = self._latest.get(item, -1)
+        while place >= 0 and len(positions) < _MAX_PLACES:
+            positions.append(place)
+            place = self._previous[place]
+        return positions
+
+
 _FOLLOWED_NGRAM: Final = 8
+
 # Of a match that is found after a difference, measured on edited source files
 _NEAR: Final = 32  # items from where the answer would stand
+
 _MIN_FAR_MATCH: Final = 3
+
 _MAX_REPLACED: Final = 4
+
 _MATCHING_AT_FIRST: Final = 2
+
 # A guess after n matching items is right in about 1 - 0.6 / n of cases (measured on the built-in pair: .43, .59, .78,
 # .88, then .95 and more); it is a first estimate, the lookahead learns the true rates.
 _MISMATCH_FACTOR: Final = 0.6
+
 _CONFIDENCE_WITHOUT_MATCH: Final = 0.3
 
 

@@ -16,7 +16,7 @@ from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSam
 from llm_spec.contract.optional import WrappedDraft, stream_with_token_ids_if_possible
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.local.prefill import prefill_prompt
+from llm_spec.local.caches import prefill_prompt
 
 __all__ = ["ProviderDraft"]
 

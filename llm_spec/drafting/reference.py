@@ -10,10 +10,9 @@ from typing import Final
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.model import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.copy_draft import CopyDraft
+from llm_spec.drafting.copying import CopyDraft, TextIndex
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
-from llm_spec.drafting.text_index import TextIndex
-from llm_spec.measure.text_pieces import iterate_pieces_yielding_to_loop, take_last_pieces
+from llm_spec.measure.tokens import iterate_pieces_yielding_to_loop, take_last_pieces
 
 __all__ = ["ReferenceDraft"]
 

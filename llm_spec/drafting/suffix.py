@@ -19,12 +19,10 @@ from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import RequestOptionalDrafter
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.form_follower import DraftSource, ReformattedTextDrafter
-from llm_spec.drafting.occurrences import OccurrenceMatch
-from llm_spec.drafting.past_outputs import PastAnswers
-from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
-from llm_spec.drafting.text_index import ConversationIndex
+from llm_spec.drafting.copying import ConversationIndex, CopyDraft
+from llm_spec.drafting.forms import DraftSource, ReformattedTextDrafter
+from llm_spec.drafting.ngrams import OccurrenceMatch
+from llm_spec.drafting.suffix_automaton import LikelyNextItem, PastAnswers, SuffixAutomaton, SuffixMatch
 
 __all__ = ["SUFFIX_DRAFT", "SuffixDraft"]
 

@@ -36,7 +36,7 @@ from llm_spec.contract.reasoning_details import build_thinking_blocks, merge_cha
 from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.integrations._litellm_request import REPORT_FIELD
 from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
-from llm_spec.kit.answer_details import merge_detail
+from llm_spec.kit.answer_parts import merge_detail
 from llm_spec.kit.openai_chunks import build_tool_call_delta
 from llm_spec.kit.openai_logprobs import build_chat_logprobs
 

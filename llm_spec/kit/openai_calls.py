@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 from llm_spec.contract.events import ToolCallDelta
 from llm_spec.contract.messages import ToolCallKind
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.json import dumps
 from llm_spec.kit.surrogates import EscapeMender, SurrogateJoiner, mend_text
 

@@ -37,11 +37,9 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.request import ChatRequest
-from llm_spec.kit.broken_answer import BrokenAnswerError
-from llm_spec.kit.finish_reasons import read_finish_reason
+from llm_spec.kit.answer_parts import BrokenAnswerError, parse_usage, read_finish_reason
 from llm_spec.kit.openai_calls import ToolCallReader
 from llm_spec.kit.openai_logprobs import parse_logprobs
-from llm_spec.kit.openai_usage import parse_usage
 from llm_spec.kit.surrogates import SurrogateJoiner, is_encodable, mend_value
 
 __all__ = [

@@ -12,10 +12,9 @@ from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.contract.events import AnswerDetail, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.request import ChatRequest
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.answer_parts import BrokenAnswerError, clean_usage
 from llm_spec.kit.openai_chat import DETAIL_FIELDS, ChunkReader, list_choices, parse_finish_reason, read_choice_index
 from llm_spec.kit.openai_logprobs import clean_logprobs
-from llm_spec.kit.openai_usage import clean_usage
 from llm_spec.kit.surrogates import mend_value
 
 __all__ = ["ChunkNormalizer", "build_tool_call_delta", "create_chunk_normalizer"]

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from llm_spec.contract.events import TokenLogprob
 from llm_spec.contract.request import ChatRequest
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.json import MAX_INT
 from llm_spec.kit.surrogates import mend_text
 

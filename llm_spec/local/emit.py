@@ -1,22 +1,55 @@
-"""What a model in this process has written, as events: token ids in; text, reasoning and tool calls out."""
+"""What a model in this process has written, as events: token ids in; text, reasoning, log-probabilities, calls out."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from llm_spec.contract.events import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
-from llm_spec.contract.model import MessageFormatTokenizer, Tokenizer
+from llm_spec.contract.model import MessageFormatTokenizer, TokenBytesTokenizer, Tokenizer
 from llm_spec.contract.tools import ToolUse
+from llm_spec.local.chosen_logprobs import ChosenLogprob
 from llm_spec.local.loop import TokenRound
 from llm_spec.local.messages.parser import MessageParser
 from llm_spec.local.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
-from llm_spec.local.token_names import TokenNames
 
-__all__ = ["AnswerEmitter", "open_message_parser"]
+__all__ = [
+    "AnswerEmitter",
+    "TokenNames",
+    "open_message_parser",
+]
+
+
+class TokenNames:
+    """What the tokens of one tokenizer are called; one answer's."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer: Final = tokenizer
+        self._names: dict[int, tuple[str, bytes]] = {}
+
+    def make_token_logprob(self, chosen: ChosenLogprob) -> TokenLogprob:
+        """The log-probability of an answer's token, with those of the likeliest in its place."""
+        top = tuple(self._make_named_logprob(token_id, logprob) for token_id, logprob in chosen.top)
+        return self._make_named_logprob(chosen.token_id, chosen.logprob, top)
+
+    def _make_named_logprob(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        if token_id not in self._names:
+            self._names[token_id] = self._find_token_name(token_id)
+        text, token_bytes = self._names[token_id]
+        return TokenLogprob(text, logprob, token_bytes, top)
+
+    def _find_token_name(self, token_id: int) -> tuple[str, bytes]:
+        if isinstance(self._tokenizer, TokenBytesTokenizer):
+            token_bytes = self._tokenizer.token_bytes(token_id)
+            return token_bytes.decode(errors="replace"), token_bytes
+        text = self._tokenizer.decode([token_id])
+        return text, text.encode()
+
 
 _NUM_TAIL_TOKENS = 16  # of a prompt, among which the mark stands that opens its reasoning
+
 _ID_CHARACTERS = 24
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from llm_spec.local.cores import count_usable_cores
 from llm_spec.local.forks import call_in_forked_child
+from llm_spec.local.threads import count_usable_cores
 
 __all__ = ["run_pass"]
 

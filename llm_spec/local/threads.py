@@ -1,14 +1,4 @@
-"""Carry blocking work to an event loop: iterate in a thread, consume in a coroutine.
-
-A model that admits eight requests joins their forward passes, and needs a thread for each. For models that set no
-bound of their own there is one on what runs at once: few of each event loop, on two cores six.
-
-The program ends when its main thread does, whatever is under way in a daemon thread's loop: then all of it is
-cancelled, ends within a step, and its consumers are cancelled. Nothing more begins.
-
-Native code that recurses as deep as its input wants takes more stack than any of these threads have, and to overflow it
-ends the process: `call_on_deep_stack`.
-"""
+"""Blocking work beside an event loop: iterate in a thread, consume in a coroutine."""
 
 from __future__ import annotations
 
@@ -16,23 +6,105 @@ import asyncio
 import atexit
 import contextvars
 import math
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent import futures
+from concurrent.futures import Executor, Future
 from contextlib import aclosing, asynccontextmanager, closing
-from typing import Final, Generic, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from llm_spec.local.cores import count_usable_cores
-from llm_spec.local.forks import call_in_forked_child
-from llm_spec.local.iterators import as_closable_generator
-from llm_spec.local.thread_pool import DaemonThreadPool
+from llm_spec.local.forks import call_in_forked_child, reset_in_forked_child
 
-__all__ = ["Outbox", "call_in_own_thread", "call_on_deep_stack", "iterate_in_thread"]
+__all__ = [
+    "DaemonThreadPool",
+    "Outbox",
+    "as_closable_generator",
+    "call_in_own_thread",
+    "call_on_deep_stack",
+    "count_usable_cores",
+    "iterate_in_thread",
+]
+
+
+def count_usable_cores() -> int:
+    """Cores that this process may use, as far as the system reports it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 T = TypeVar("T")
+
+
+def as_closable_generator(items: Iterator[T]) -> Generator[T]:
+    """An iterator as something that `contextlib.closing` can close; if it is a generator, closing runs its clean-up."""
+    yield from items
+
+
+P = ParamSpec("P")
+
+
+class _PooledCall:
+    """One call, and where its outcome goes."""
+
+    def __init__(self, function: Callable[[], object], outcome: Future[object]) -> None:
+        self._function = function
+        self._outcome = outcome
+
+    def run(self) -> None:
+        if not self._outcome.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._function()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the outcome is taken
+            self._outcome.set_exception(error)
+            del self  # or the error would hold this frame, and the frame it
+        else:
+            self._outcome.set_result(result)
+
+
+_CallQueue: TypeAlias = "SimpleQueue[_PooledCall]"
+
+
+class DaemonThreadPool(Executor):
+    """At most `max_threads`, each made when it is needed; those that are idle are used again.
+
+    A `ThreadPoolExecutor` keeps a program from ending until its last call has returned, and has no threads in a forked
+    child, which waits for them.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self.reset_after_fork()
+        reset_in_forked_child(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: _CallQueue = SimpleQueue()
+        self._num_threads = self._num_idle = 0
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        outcome: Future[T] = Future()
+        with self._lock:
+            if self._num_idle:
+                self._num_idle -= 1
+            elif self._num_threads < self._max_threads:
+                threading.Thread(target=self._run_calls, args=(self._calls,), name=self._name, daemon=True).start()
+                self._num_threads += 1
+            self._calls.put(_PooledCall(partial(fn, *args, **kwargs), outcome))  # type: ignore[arg-type] # of any result
+        return outcome
+
+    def _run_calls(self, calls: _CallQueue) -> None:
+        while True:
+            calls.get().run()
+            with self._lock:
+                self._num_idle += 1
+
 
 _MAX_THREADS: Final = 1024  # far above what models of one process admit together; each is made when it is needed
 
@@ -40,15 +112,19 @@ _MAX_THREADS: Final = 1024  # far above what models of one process admit togethe
 _threads: Final = DaemonThreadPool(_MAX_THREADS, "llm_spec")
 
 _NUM_PLACES: Final = min(32, count_usable_cores() + 4)  # as asyncio's own threads
+
 _places: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = WeakKeyDictionary()
 
 _MAX_END_S: Final = 2.0  # that the end of the program waits for steps under way: torch's may take as long
+
 _under_way: Final[set[threading.Event]] = set()  # the `cancelled` of each iteration
+
 _program_is_ending = threading.Event()
 
 _WAKE_INTERVAL_S: Final = 0.025  # 40 times a second looks smooth
 
 _STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far as it is used
+
 _deep_call = threading.Lock()
 
 

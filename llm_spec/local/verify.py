@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 from llm_spec.contract.errors import ModelOutputError
 from llm_spec.contract.model import DeviceRoundRunner, DraftToken, PassSharingSession, TokenModel, TokenSession
 from llm_spec.local.acceptance import AcceptanceRule
+from llm_spec.local.caches import prefill_prompt
 from llm_spec.local.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs
 from llm_spec.local.lookahead import LookaheadController
-from llm_spec.local.prefill import prefill_prompt
 
 __all__ = ["DeviceVerifier", "HostVerifier", "VerifiedProposal", "Verifier"]
 

@@ -6,12 +6,11 @@ from typing import Final
 
 from llm_spec.measure.baseline import TargetSpeedBaseline
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.draft_load_stats import DraftLoadStats
 from llm_spec.measure.estimates import ExponentialMovingAverage, TokenCostMean
+from llm_spec.measure.load_stats import DraftLoadStats, ExtraStreamStats
 from llm_spec.measure.row_stats import RowCallStats
 from llm_spec.measure.run_stats import DraftRunStats
 from llm_spec.measure.shared_vocabulary import SharedVocabularyStats
-from llm_spec.measure.stream_stats import ExtraStreamStats
 
 __all__ = ["PairStats", "StreamTimer"]
 

@@ -15,9 +15,8 @@ from llm_spec.contract.events import Finish, ReasoningDelta, StreamEvent, TextDe
 from llm_spec.contract.request import ChatRequest
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.counting import count_answer_tokens_in_event
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import count_answer_tokens_in_event, split_into_pieces
 
 __all__ = ["record_plain_answer_times"]
 

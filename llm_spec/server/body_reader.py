@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from aiohttp import hdrs, web
 
-from llm_spec.server.apis.request_fields import Json
+from llm_spec.server.apis.fields import Json
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.content_encoding import BodyUnpacker, find_content_encoding
 from llm_spec.server.json_decoder import LONG_BYTES, decode_json, decode_long_json, run_in_body_thread

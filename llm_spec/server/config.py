@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from llm_spec.contract.checks import check_number
+from llm_spec.contract.checks import check_number, suggest_name
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.fields import LIMIT_FIELDS
-from llm_spec.contract.suggestions import suggest_name
 from llm_spec.decoder.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
 from llm_spec.decoder.entry_points import NamedProvider, list_provider_names, strip_credentials
 from llm_spec.decoder.pricing import Price, parse_price

@@ -18,8 +18,7 @@ from llm_spec.decoder.telemetry import log_event, make_request_id
 from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import now
 from llm_spec.server.apis import APIS, AnswerEncodingContext, ApiDefinition
-from llm_spec.server.apis.passthrough_fields import build_dropped_fields_header
-from llm_spec.server.apis.request_fields import ParsedRequest, get_requested_model_name
+from llm_spec.server.apis.fields import ParsedRequest, build_dropped_fields_header, get_requested_model_name
 from llm_spec.server.apis.system_placement import build_changes_header, place_system_texts_of_request
 from llm_spec.server.apis.tool_images import place_images_of_request
 from llm_spec.server.body_reader import BodyReader, RequestBody

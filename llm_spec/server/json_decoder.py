@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
-from llm_spec.local.thread_pool import DaemonThreadPool
+from llm_spec.local.threads import DaemonThreadPool
 
 __all__ = [
     "LONG_BYTES",

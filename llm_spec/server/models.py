@@ -24,8 +24,7 @@ from llm_spec.decoder.entry_points import (
 )
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.kit.addresses import parse_server_address
-from llm_spec.server.apis.passthrough_fields import drop_unsafe_fields
-from llm_spec.server.apis.request_fields import Json, ParsedRequest
+from llm_spec.server.apis.fields import Json, ParsedRequest, drop_unsafe_fields
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.problems import HttpProblem, get_model_folder, get_public_name

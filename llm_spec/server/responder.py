@@ -16,11 +16,11 @@ from llm_spec.decoder.pricing import find_model_price
 from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.kit.json import dumps
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.counting import estimate_request_tokens
+from llm_spec.measure.tokens import estimate_request_tokens
 from llm_spec.server.apis import AnswerEncodingContext, ApiDefinition
 from llm_spec.server.apis.encoding import SSE_COMMENT, SSE_DONE, AnswerStreamEncoder, build_result_headers, format_sse
+from llm_spec.server.apis.fields import ParsedRequest
 from llm_spec.server.apis.relay import ChunkMerger, rewrite_chunk_for_client
-from llm_spec.server.apis.request_fields import ParsedRequest
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics import ServerMetrics

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 
 from llm_spec.decoder.session import derive_session_id, hash_texts
-from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.fields import ParsedRequest
 from llm_spec.server.clients import ApiClient
 
 __all__ = ["add_session_id"]

@@ -7,7 +7,7 @@ import asyncio
 from llm_spec.contract.errors import InvalidRequestError, LlmSpecError
 from llm_spec.contract.provider import InputTokenCounter, LlmProvider
 from llm_spec.contract.request import ChatRequest
-from llm_spec.measure.counting import estimate_request_tokens
+from llm_spec.measure.tokens import estimate_request_tokens
 
 __all__ = ["count_request_tokens"]
 

@@ -15,7 +15,7 @@ from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import parse_tool_use
 from llm_spec.local.lookahead import LookaheadCostMemory
-from llm_spec.measure.deadline import Deadline
+from llm_spec.measure.clock import Deadline
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.limits import Limits
 

@@ -17,7 +17,7 @@ from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.measure.baseline import MIN_BASELINE_TOKENS
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.race.schedule import LossBudget
 
 __all__ = ["DraftGate"]
 

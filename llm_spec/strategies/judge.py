@@ -27,7 +27,7 @@ from llm_spec.drafting.draft_call import choose_max_draft_tokens
 from llm_spec.local.text import StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.judge_verdict import (
     JudgedDraft,

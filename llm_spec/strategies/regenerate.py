@@ -17,7 +17,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.events import Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.drafting.ngrams import SequenceFollower
-from llm_spec.measure.text_pieces import iterate_pieces_yielding_to_loop, split_into_pieces
+from llm_spec.measure.tokens import iterate_pieces_yielding_to_loop, split_into_pieces
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.plain import stream_plain
 

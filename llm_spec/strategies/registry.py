@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
+from llm_spec.contract.checks import suggest_name
 from llm_spec.contract.endpoint import Feature, TargetFeature
 from llm_spec.contract.errors import ConfigError, format_error_line
 from llm_spec.contract.events import Guarantee
-from llm_spec.contract.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -14,7 +14,7 @@ from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.kit.addresses import strip_credentials
-from llm_spec.measure.text_pieces import stream_texts_as_draft_pieces
+from llm_spec.measure.tokens import stream_texts_as_draft_pieces
 
 if TYPE_CHECKING:
     from llm_spec.contract.request import ChatRequest

@@ -17,7 +17,7 @@ from llm_spec.contract.events import ChatResponse, Finish, StreamEvent, TextDelt
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.measure.text_pieces import count_prompt_pieces, iterate_piece_ends
+from llm_spec.measure.tokens import count_prompt_pieces, iterate_piece_ends
 
 __all__ = ["RULES", "RuleBasedProvider"]
 

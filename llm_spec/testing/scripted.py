@@ -11,7 +11,7 @@ from llm_spec.contract.events import ChatResponse, Finish, FinishReason, Stopped
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 
 __all__ = ["Script", "ScriptedProvider"]
 

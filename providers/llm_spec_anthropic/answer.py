@@ -30,11 +30,9 @@ from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, Usage
 from llm_spec.contract.events import FinishReason, StoppedBy
-from llm_spec.kit.broken_answer import BrokenAnswerError
-from llm_spec.kit.finish_reasons import read_finish_reason
+from llm_spec.kit.answer_parts import BrokenAnswerError, read_finish_reason, read_token_count
 from llm_spec.kit.openai_calls import ToolCallReader
 from llm_spec.kit.surrogates import SurrogateJoiner, is_encodable
-from llm_spec.kit.token_counts import read_token_count
 
 __all__ = ["AnthropicAnswerReader"]
 

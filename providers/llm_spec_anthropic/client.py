@@ -29,8 +29,8 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import ServerAddress, parse_server_address, strip_credentials
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.addresses import ServerAddress, find_proxy, parse_server_address, strip_credentials
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
 from llm_spec.kit.http_errors import (
     get_error_words,
@@ -40,7 +40,6 @@ from llm_spec.kit.http_errors import (
     read_stream_error_status,
 )
 from llm_spec.kit.open_calls import OpenCalls
-from llm_spec.kit.proxies import find_proxy
 from llm_spec.kit.session_headers import get_session_headers
 
 __all__ = ["AnthropicMessagesClient", "SdkStream"]

@@ -16,7 +16,7 @@ from llm_spec import ChatRequest, ChatResponse, StreamEvent, TargetError
 from llm_spec.contract.endpoint import Feature
 from llm_spec.contract.provider import VENDOR_FIRST_CHUNK_S, Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.continuation import ContinuationTest
 from llm_spec_anthropic.answer import AnthropicAnswerReader
 from llm_spec_anthropic.client import AnthropicMessagesClient, SdkStream

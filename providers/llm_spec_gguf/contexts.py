@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from llm_spec.local.caches import choose_idle_cache
 from llm_spec.local.forks import reset_in_forked_child
-from llm_spec.local.kept_tokens import choose_idle_cache
 from llm_spec_gguf.library import LlamaContext
 
 __all__ = ["ContextPool"]

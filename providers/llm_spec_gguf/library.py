@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from llm_spec import TargetError
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS, KeptTokens
+from llm_spec.local.caches import PREFILL_CHUNK_TOKENS, KeptTokens
 from llm_spec.local.pass_threads import run_pass
 
 __all__ = ["KeyType", "LlamaContext", "LlamaModel", "llama"]

@@ -22,8 +22,8 @@ from llm_spec import ConfigError
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.contract.model import PassCosts, TokenSession
-from llm_spec.local.cores import count_usable_cores
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
+from llm_spec.local.threads import count_usable_cores
 from llm_spec_gguf.contexts import ContextPool
 from llm_spec_gguf.library import KeyType, LlamaContext, LlamaModel
 from llm_spec_gguf.session import GgufSession

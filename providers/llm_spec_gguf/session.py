@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import TargetError
-from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS
+from llm_spec.local.caches import PREFILL_CHUNK_TOKENS
 from llm_spec_gguf.contexts import ContextPool
 from llm_spec_gguf.library import LlamaContext
 

@@ -10,8 +10,8 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import ConfigError, LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import parse_server_address
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.addresses import Proxy, find_proxy, parse_server_address
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
 from llm_spec.kit.http_errors import (
     find_reported_error,
@@ -23,7 +23,6 @@ from llm_spec.kit.http_errors import (
 )
 from llm_spec.kit.json import dumps, loads
 from llm_spec.kit.open_calls import OpenCalls
-from llm_spec.kit.proxies import Proxy, find_proxy
 from llm_spec.kit.session_headers import get_session_headers
 from llm_spec_http.dialects.base import Body
 

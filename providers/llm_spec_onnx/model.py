@@ -27,8 +27,8 @@ from llm_spec.contract.errors import ModelLoadError
 from llm_spec.contract.model import TokenSession
 from llm_spec.kit.model_folder.files import find_file, read_json
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
-from llm_spec.local.cores import count_usable_cores
-from llm_spec.local.prefill import prefill_prompt
+from llm_spec.local.caches import prefill_prompt
+from llm_spec.local.threads import count_usable_cores
 from llm_spec_onnx.sessions import (
     GrowingCacheSession,
     IdleBuffers,

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_spec.local.caches import KeptTokens, choose_idle_cache
 from llm_spec.local.forks import leave_to_parent, reset_in_forked_child
-from llm_spec.local.kept_tokens import KeptTokens, choose_idle_cache
 
 __all__ = [
     "GrowingCacheSession",

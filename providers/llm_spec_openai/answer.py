@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 from llm_spec import StreamEvent, TargetError, TextDelta
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.http_errors import find_reported_error
 from llm_spec.kit.openai_chat import ChunkReader
 from llm_spec.kit.openai_chunks import ChunkNormalizer

@@ -12,8 +12,8 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import ServerAddress
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.addresses import Proxy, ServerAddress
+from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.http_errors import (
     get_error_words,
     get_status_advice,
@@ -21,7 +21,6 @@ from llm_spec.kit.http_errors import (
     mask_secrets,
     read_stream_error_status,
 )
-from llm_spec.kit.proxies import Proxy
 
 __all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from llm_spec import TargetError
+from llm_spec.local.caches import KeptTokens, choose_idle_cache
 from llm_spec.local.forks import reset_in_forked_child
-from llm_spec.local.kept_tokens import KeptTokens, choose_idle_cache
 from llm_spec_torch.network import KeyValueCache, TransformerNetwork
 
 __all__ = ["CachePool", "CacheSlot", "count_bytes_per_token"]

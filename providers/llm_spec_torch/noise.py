@@ -12,8 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from llm_spec.local.noise import NOISE_GROUP_SIZE, NoisePurpose
-from llm_spec.local.philox import philox4x32
+from llm_spec.local.noise import NOISE_GROUP_SIZE, NoisePurpose, philox4x32
 
 __all__ = ["has_triton", "make_gumbel_tensor", "split_seed_into_words"]
 

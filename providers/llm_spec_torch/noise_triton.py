@@ -1,6 +1,6 @@
 """`noise.make_gumbel_tensor` in one CUDA kernel: words, uniforms and logarithms without a trip to memory.
 
-`tl.philox` on 32-bit counters is Philox 4x32-10 with the words of `llm_spec.local.philox` (tested in Triton's
+`tl.philox` on 32-bit counters is Philox 4x32-10 with the words of `llm_spec.local.noise` (tested in Triton's
 interpreter, which needs no GPU). Triton has no types: everything of it is Any here; and it reads the annotations of a
 kernel as code, so those are strings, and this file does not import annotations from the future.
 """

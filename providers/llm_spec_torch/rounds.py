@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llm_spec import ModelOutputError, Sampling
 from llm_spec.contract.model import DeviceRoundResult
-from llm_spec.local.prefill import prefill_prompt
+from llm_spec.local.caches import prefill_prompt
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.round_engine import DeviceRoundEngine, DeviceRoundReport, NetworkWithCache, RoundEnginePool

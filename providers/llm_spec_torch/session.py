@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS
+from llm_spec.local.caches import PREFILL_CHUNK_TOKENS
 from llm_spec_torch.caches import CachePool, CacheSlot
 from llm_spec_torch.shape import PassShape
 from llm_spec_torch.width_agreement import WidthAgreement

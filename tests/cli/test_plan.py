@@ -8,7 +8,7 @@ import re
 import pytest
 
 from llm_spec.cli.main import main
-from llm_spec.cli.plan_estimates import list_simulated_strategies
+from llm_spec.cli.plan import list_simulated_strategies
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 # ------------------------------------------------------------------------------------------ the command

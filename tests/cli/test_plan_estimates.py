@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llm_spec import ConfigError, Price
-from llm_spec.cli.plan_estimates import (
+from llm_spec.cli.plan import (
     ModelSpeed,
     PlanScenario,
     estimate_answer,

@@ -27,7 +27,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.server.apis.request_fields import parse_openai_messages
+from llm_spec.server.apis.fields import parse_openai_messages
 from llm_spec.testing import ScriptedProvider
 
 LOOSE: Any = ChatRequest.create  # for what a type checker would not let through

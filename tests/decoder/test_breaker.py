@@ -40,7 +40,7 @@ from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.provider import Capabilities
 from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft
 from llm_spec.kit.http_errors import make_status_error, read_retry_after_s
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import MODEL, ScriptedModelServer, ServerFaults, ServerLatency

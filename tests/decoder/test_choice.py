@@ -14,10 +14,9 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.decoder.choice import choose_strategy
+from llm_spec.decoder.choice import StrategyPlanner, choose_strategy
 from llm_spec.decoder.config import StrategyName
 from llm_spec.decoder.discovery import FeatureDiscovery
-from llm_spec.decoder.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 

@@ -22,7 +22,7 @@ from llm_spec import (
 from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import ChatRequest
-from llm_spec.decoder.planner import StrategyPlanner
+from llm_spec.decoder.choice import StrategyPlanner
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 

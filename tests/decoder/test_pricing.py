@@ -30,7 +30,7 @@ from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.lookup import PromptLookup
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.drafting.suffix import SuffixDraft
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.random_draft import RandomDraft

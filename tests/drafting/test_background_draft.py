@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_spec import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.clock import run_virtual
 
 TEXT = "one two three four five six seven eight nine ten"

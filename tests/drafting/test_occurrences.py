@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec.drafting.occurrences import OccurrenceIndex
+from llm_spec.drafting.ngrams import OccurrenceIndex
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=30)
 

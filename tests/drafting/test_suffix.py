@@ -23,8 +23,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.contract.model import DraftToken, TokenDrafter
-from llm_spec.drafting.past_outputs import PastAnswers
-from llm_spec.drafting.suffix_automaton import SuffixMatch
+from llm_spec.drafting.suffix_automaton import PastAnswers, SuffixMatch
 from llm_spec.local.acceptance import make_acceptance_rule
 from llm_spec.local.lookahead import Fixed
 from llm_spec.local.loop import Generation, GenerationLimits

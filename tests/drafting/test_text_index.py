@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_spec import ChatMessage, ChatRequest
-from llm_spec.drafting.occurrences import OccurrenceIndex
-from llm_spec.drafting.text_index import ConversationIndex, TextIndex
-from llm_spec.measure.text_pieces import PIECES_PER_LOOP_TURN, split_into_pieces
+from llm_spec.drafting.copying import ConversationIndex, TextIndex
+from llm_spec.drafting.ngrams import OccurrenceIndex
+from llm_spec.measure.tokens import PIECES_PER_LOOP_TURN, split_into_pieces
 from llm_spec.testing.clock import run_virtual
 
 TEXTS = st.text("ab \n,", max_size=20)

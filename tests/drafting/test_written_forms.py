@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest
-from llm_spec.drafting.written_forms import (
+from llm_spec.drafting.forms import (
     escape_for_json_string,
     iterate_diff_marked_texts,
     iterate_json_escaped_texts,

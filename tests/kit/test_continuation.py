@@ -32,7 +32,7 @@ from llm_spec import (
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.kit.continuation import ContinuationTest
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual

@@ -11,7 +11,7 @@ import pytest
 from llm_spec_anthropic.answer import AnthropicAnswerReader
 
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.kit.broken_answer import BrokenAnswerError
+from llm_spec.kit.answer_parts import BrokenAnswerError
 
 Json: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str, ...]

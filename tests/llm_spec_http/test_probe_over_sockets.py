@@ -25,7 +25,7 @@ from llm_spec import (
     TextDelta,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 from llm_spec.testing.simulated import SimulatedDraft
 

@@ -18,7 +18,7 @@ from llm_spec_torch import TorchModel, pass_queue
 from llm_spec_torch.network import SequenceRows, TransformerNetwork
 from llm_spec_torch.session import TorchSession
 
-from llm_spec.local.prefill import prefill_prompt
+from llm_spec.local.caches import prefill_prompt
 
 IDS = [int(t) for t in np.random.default_rng(6).integers(8, 4096, 900)]
 LONG_S = 120.0

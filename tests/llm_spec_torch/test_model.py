@@ -33,8 +33,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS
-from llm_spec.local.prefill import prefill_prompt
+from llm_spec.local.caches import PREFILL_CHUNK_TOKENS, prefill_prompt
 from llm_spec.testing import check_provider_conformance, check_token_model_conformance
 
 from .conftest import MakeCheckpoint

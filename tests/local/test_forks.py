@@ -19,11 +19,11 @@ from support.tiny_models import BUILTIN
 
 from llm_spec import BreakerPolicy, Budget, ConcurrencyLimit, TransientError
 from llm_spec.decoder.breaker import CircuitBreaker
-from llm_spec.drafting.past_outputs import PastAnswers
+from llm_spec.drafting.suffix_automaton import PastAnswers
 from llm_spec.kit.event_loops import PerLoopResource
 from llm_spec.local import threads as worker
 from llm_spec.local.concurrent_answers import count_concurrent_answers, count_open_answers
-from llm_spec.local.thread_pool import DaemonThreadPool
+from llm_spec.local.threads import DaemonThreadPool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from llm_spec.local.iterators import as_closable_generator
+from llm_spec.local.threads import as_closable_generator
 
 
 def test_closing_a_view_closes_the_generator_behind_it() -> None:

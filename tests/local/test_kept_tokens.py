@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from llm_spec.local.kept_tokens import PREFILL_CHUNK_TOKENS as CHUNK
-from llm_spec.local.kept_tokens import KeptTokens, choose_idle_cache
+from llm_spec.local.caches import PREFILL_CHUNK_TOKENS as CHUNK
+from llm_spec.local.caches import KeptTokens, choose_idle_cache
 
 PROMPT = list(range(3 * CHUNK))
 

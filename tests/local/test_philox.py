@@ -6,7 +6,7 @@
 import numpy as np
 import pytest
 
-from llm_spec.local.philox import Words, philox4x32
+from llm_spec.local.noise import Words, philox4x32
 
 ONES = 0xFFFFFFFF
 RANDOM123 = [  # counter, key, words: kat_vectors of the Random123 distribution

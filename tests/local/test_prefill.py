@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_spec.local import prefill
-from llm_spec.local.prefill import prefill_prompt
+from llm_spec.local import caches as prefill
+from llm_spec.local.caches import prefill_prompt
 from llm_spec.testing import TableModel
 
 PROMPT = [65] * 700

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from llm_spec.local import threads as worker
-from llm_spec.local.thread_pool import DaemonThreadPool
-from llm_spec.local.threads import call_on_deep_stack, iterate_in_thread
+from llm_spec.local.threads import DaemonThreadPool, call_on_deep_stack, iterate_in_thread
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 

@@ -9,12 +9,7 @@ import pytest
 
 from llm_spec import DraftError
 from llm_spec.contract.model import DraftToken
-from llm_spec.local.token_checks import (
-    ReadOnlyTokenIds,
-    check_confidence,
-    check_draft_token,
-    get_confidence_before_sampling,
-)
+from llm_spec.local.propose import ReadOnlyTokenIds, check_confidence, check_draft_token, get_confidence_before_sampling
 
 QUOTE = "what the user wrote"
 LAW = np.array([0.25, 0.75, 0.0])

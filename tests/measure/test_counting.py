@@ -11,7 +11,7 @@ import pytest
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.contract.events import Finish, ReasoningDelta, StreamEvent, ToolCallDelta
 from llm_spec.contract.provider import Capabilities
-from llm_spec.measure.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
+from llm_spec.measure.tokens import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 

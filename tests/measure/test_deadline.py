@@ -24,8 +24,8 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.contract.provider import Capabilities
-from llm_spec.measure.deadline import Deadline
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.clock import Deadline
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, VirtualClockEventLoop, run_virtual
 
 WORDS = " ".join(f"word{i}" for i in range(40))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_spec.measure.stream_stats import ExtraStreamStats
+from llm_spec.measure.load_stats import ExtraStreamStats
 
 
 def test_what_was_not_measured_costs_nothing() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llm_spec import ChatRequest, DraftError, Usage
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.measure import text_pieces
-from llm_spec.measure.text_pieces import (
+from llm_spec.measure import tokens as text_pieces
+from llm_spec.measure.tokens import (
     check_draft_piece,
     count_pieces,
     count_prompt_pieces,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
-from llm_spec.measure.counting import count_answer_tokens_in_event
+from llm_spec.measure.tokens import count_answer_tokens_in_event
 
 __all__ = ["Bill"]
 

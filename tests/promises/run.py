@@ -28,7 +28,7 @@ from llm_spec import (
     Timeouts,
     TransientError,
 )
-from llm_spec.decoder.decoder_stats import DecoderStats
+from llm_spec.decoder.result import DecoderStats
 from llm_spec.local.lookahead import CostAware, Fixed
 from llm_spec.testing import LocalProvider, TableModel, VirtualClockEventLoop
 from promises.drafts import DraftLedger, make_draft

@@ -15,7 +15,7 @@ from support.wire import Wire, chunk, served, text_chunks
 from llm_spec import AnswerDetail, ChatRequest, Finish, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.server import ModelConfig
-from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.fields import ParsedRequest
 from llm_spec.server.apis.responses_encoder import ResponsesStreamEncoder, build_responses_api_response
 from llm_spec.server.problems import HttpProblem
 from llm_spec.testing import ScriptedProvider

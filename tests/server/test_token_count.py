@@ -10,7 +10,7 @@ from support.serving import RULES, Asking, ask, remote, serving
 
 from llm_spec import ChatMessage, ChatRequest, NativeMessage, open_provider
 from llm_spec.decoder.entry_points import NamedProvider
-from llm_spec.measure.counting import estimate_request_tokens
+from llm_spec.measure.tokens import estimate_request_tokens
 from llm_spec.server import ModelConfig
 from llm_spec.testing.server import ScriptedModelServer
 

@@ -8,8 +8,8 @@ import pytest
 
 from llm_spec import ChatRequest, InvalidRequestError, ToolCallDelta
 from llm_spec.server.apis.chat_completions import parse_chat_request
+from llm_spec.server.apis.fields import ParsedRequest
 from llm_spec.server.apis.relay import ChunkMerger, rewrite_chunk_for_client
-from llm_spec.server.apis.request_fields import ParsedRequest
 from llm_spec.server.apis.responses_encoder import ResponsesStreamEncoder
 from llm_spec.testing import RuleBasedProvider
 

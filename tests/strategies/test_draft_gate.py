@@ -13,10 +13,10 @@ import pytest
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, StreamEvent
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.measure.draft_load_stats import DraftLoadStats
+from llm_spec.measure.load_stats import DraftLoadStats
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.race.schedule import LossBudget
 from llm_spec.testing import TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget

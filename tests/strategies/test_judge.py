@@ -29,7 +29,7 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature
 from llm_spec.contract.provider import Capabilities
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.judge_verdict import JudgeVerdict, cut_at_control_character, parse_verdict, split_into_passages
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual

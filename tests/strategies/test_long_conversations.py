@@ -24,8 +24,8 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import Capabilities, LlmProvider
-from llm_spec.drafting.occurrences import OccurrenceIndex
-from llm_spec.measure import text_pieces
+from llm_spec.drafting.ngrams import OccurrenceIndex
+from llm_spec.measure import tokens as text_pieces
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedTarget

@@ -22,7 +22,7 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.drafting.ngrams import SequenceFollower
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.regenerate import replay_draft_rounds
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, run_virtual
 

@@ -13,7 +13,7 @@ from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.race.schedule import LossBudget
 from llm_spec.strategies.stream_reader import StreamReader
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft

@@ -30,9 +30,8 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.model import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
-from llm_spec.decoder.choice import choose_strategy
+from llm_spec.decoder.choice import StrategyPlanner, choose_strategy
 from llm_spec.decoder.discovery import FeatureDiscovery
-from llm_spec.decoder.planner import StrategyPlanner
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.answer import generate_events
 from llm_spec.local.lookahead import CostAware, LookaheadController, LookaheadPolicy, RoundFeedback

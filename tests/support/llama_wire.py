@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from aiohttp import web
 
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 
 __all__ = ["EOS_ID", "LlamaServer"]
 

@@ -10,7 +10,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.decoder.planner import _StrategyPerformance
+from llm_spec.decoder.choice import _StrategyPerformance
 from support.message_server import MessageServer, serving_messages
 from support.probe_targets import Patient
 

@@ -30,7 +30,7 @@ from llm_spec.contract.response import complete_from_stream
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.row_stats import DraftAgreementStats, RowCallStats
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.clock import run_virtual
 
 __all__ = [

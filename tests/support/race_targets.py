@@ -20,7 +20,7 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 __all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Draft", "Reading", "Target", "fresh", "racing", "read", "request_of"]

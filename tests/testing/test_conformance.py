@@ -25,7 +25,7 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.model import TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.provider import Capabilities
-from llm_spec.measure.text_pieces import stream_texts_as_draft_pieces
+from llm_spec.measure.tokens import stream_texts_as_draft_pieces
 from llm_spec.testing import (
     ConformanceError,
     LocalProvider,

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from llm_spec.local.cores import count_usable_cores
+from llm_spec.local.threads import count_usable_cores
 
 __all__ = ["BenchEnvironment", "read_system_load"]
 

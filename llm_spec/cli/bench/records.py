@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from llm_spec.contract.events import Round, TextDelta
 from llm_spec.decoder.result import PlainReason, SpeculativeResult
-from llm_spec.measure.text_pieces import count_piece_tokens
+from llm_spec.measure.tokens import count_piece_tokens
 
 __all__ = ["AnswerKey", "AnswerRecord", "PromptBlockRecord", "make_answer_record"]
 

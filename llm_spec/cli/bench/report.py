@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from llm_spec.cli.bench.contenders import Contender
 from llm_spec.cli.bench.environment import BenchEnvironment
+from llm_spec.cli.bench.figures import BenchSummarizer, ContenderSummary, RatioEstimate, percentile
 from llm_spec.cli.bench.prompts import BenchPrompt
 from llm_spec.cli.bench.records import AnswerRecord
 from llm_spec.cli.bench.run import BenchOptions, BenchRun
-from llm_spec.cli.bench.statistics import RatioEstimate, percentile
-from llm_spec.cli.bench.summary import BenchSummarizer, ContenderSummary
 from llm_spec.decoder.entry_points import strip_credentials
 
 __all__ = [

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Final
 
+from llm_spec.cli.bench.figures import percentile
 from llm_spec.cli.bench.plots import (
     RatioDot,
     RatioStrip,
@@ -27,7 +28,6 @@ from llm_spec.cli.bench.report_tables import (
     describe_text_difference,
     list_report_notes,
 )
-from llm_spec.cli.bench.statistics import percentile
 
 __all__ = ["render_report_page"]
 

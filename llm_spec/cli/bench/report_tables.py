@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llm_spec.cli.bench.differences import TextDifference
+from llm_spec.cli.bench.figures import NUM_FIRST, ContenderSummary, LatencyFigures, PromptRatio, TextDifference
 from llm_spec.cli.bench.report import (
     BenchReport,
     describe_measurement_noise,
@@ -15,7 +15,6 @@ from llm_spec.cli.bench.report import (
     format_ratio,
     format_seconds,
 )
-from llm_spec.cli.bench.summary import NUM_FIRST, ContenderSummary, LatencyFigures, PromptRatio
 from llm_spec.decoder.result import PLAIN_REASONS
 
 __all__ = ["ReportTable", "build_report_tables", "describe_text_difference", "list_report_notes"]

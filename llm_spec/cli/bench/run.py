@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from llm_spec.cli.bench.contenders import Contender, format_error_without_secrets
 from llm_spec.cli.bench.prompts import BenchPrompt
 from llm_spec.cli.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord, make_answer_record
-from llm_spec.cli.bench.rotation import iterate_contender_orders
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import ConfigError, LlmSpecError, TargetError
@@ -22,7 +22,30 @@ from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.measure.clock import now
 
-__all__ = ["BenchOptions", "BenchRun"]
+__all__ = [
+    "BenchOptions",
+    "BenchRun",
+    "iterate_contender_orders",
+]
+
+
+def iterate_contender_orders(num_contenders: int, seed: int) -> Iterator[list[int]]:
+    """Orders of contenders, for one prompt after another, without end.
+
+    So many orders in a row form a balanced square (Williams 1949): who answers first, and what a server still has of
+    who answered before, affects all alike. The contenders' places in each square, and the order of its rows, are
+    drawn by the seed. An odd number needs two squares, of which the second is the first one read backwards.
+    """
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    steps = [(index + 1) // 2 if index % 2 else -(index // 2) for index in range(num_contenders)]
+    while True:
+        names = rng.sample(range(num_contenders), num_contenders)
+        square = [[names[(row + step) % num_contenders] for step in steps] for row in range(num_contenders)]
+        rng.shuffle(square)
+        yield from square
+        if num_contenders % 2:
+            yield from (order[::-1] for order in square)
+
 
 _WARMUP_PROMPTS = ("Count from one to twenty in words.", "Name the months of the year.", "Say the alphabet.")
 

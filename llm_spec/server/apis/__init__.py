@@ -15,9 +15,9 @@ from llm_spec.server.apis.completions import (
     parse_completion_requests,
 )
 from llm_spec.server.apis.encoding import AnswerStreamEncoder
+from llm_spec.server.apis.fields import Body, Json, ParsedRequest
 from llm_spec.server.apis.messages_encoder import MessagesStreamEncoder, build_anthropic_message
 from llm_spec.server.apis.messages_parser import parse_messages_request
-from llm_spec.server.apis.request_fields import Body, Json, ParsedRequest
 from llm_spec.server.apis.responses_encoder import ResponsesStreamEncoder, build_responses_api_response
 from llm_spec.server.apis.responses_parser import parse_responses_request
 from llm_spec.server.problems import HttpProblem

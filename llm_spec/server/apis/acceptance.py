@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.decoder.result import SpeculativeResult
-from llm_spec.server.apis.request_fields import Json
+from llm_spec.server.apis.fields import Json
 from llm_spec.strategies.registry import find_strategy
 
 __all__ = ["build_acceptance_fields", "get_stats_of_verified_drafts"]

@@ -29,7 +29,7 @@ from llm_spec.contract.events import (
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import merge_chat_details
 from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.kit.answer_details import merge_detail
+from llm_spec.kit.answer_parts import merge_detail
 from llm_spec.kit.json import dumps_ascii
 from llm_spec.kit.openai_chunks import build_tool_call_delta
 from llm_spec.kit.openai_logprobs import build_chat_logprobs
@@ -43,8 +43,7 @@ from llm_spec.server.apis.encoding import (
     get_client_token_counts,
     get_finish_reason,
 )
-from llm_spec.server.apis.logprobs import get_requested_top_logprobs
-from llm_spec.server.apis.request_fields import (
+from llm_spec.server.apis.fields import (
     Body,
     Json,
     ParsedRequest,
@@ -57,6 +56,7 @@ from llm_spec.server.apis.request_fields import (
     parse_openai_messages,
     parse_stop_strings,
 )
+from llm_spec.server.apis.logprobs import get_requested_top_logprobs
 from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
 
 __all__ = ["ChatStreamEncoder", "build_chat_completion", "build_chat_usage", "parse_chat_request"]

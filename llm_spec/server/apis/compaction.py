@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from llm_spec.contract.messages import ChatMessage
-from llm_spec.server.apis.request_fields import Body, Json, get_object_list_field
+from llm_spec.server.apis.fields import Body, Json, get_object_list_field
 
 __all__ = ["COMPACTION_REQUEST", "build_compaction_item", "is_compaction_requested", "read_compaction_item"]
 

@@ -18,8 +18,7 @@ from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.server.apis.acceptance import build_acceptance_fields
 from llm_spec.server.apis.chat_completions import build_chat_usage
 from llm_spec.server.apis.encoding import SSE_COMMENT, SSE_DONE, format_sse, get_finish_reason
-from llm_spec.server.apis.logprobs import CompletionLogprobsBuilder
-from llm_spec.server.apis.request_fields import (
+from llm_spec.server.apis.fields import (
     Body,
     Json,
     ParsedRequest,
@@ -30,6 +29,7 @@ from llm_spec.server.apis.request_fields import (
     get_typed_field,
     parse_stop_strings,
 )
+from llm_spec.server.apis.logprobs import CompletionLogprobsBuilder
 from llm_spec.server.problems import HttpProblem
 
 __all__ = ["CompletionStreamEncoder", "build_completion_response", "parse_completion_requests"]

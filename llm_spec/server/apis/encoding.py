@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from llm_spec.contract.events import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.kit.json import dumps_ascii
-from llm_spec.server.apis.request_fields import Json
+from llm_spec.server.apis.fields import Json
 from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
 
 __all__ = [

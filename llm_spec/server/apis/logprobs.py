@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.events import TokenLogprob
 from llm_spec.kit.openai_logprobs import make_logprob_finite
-from llm_spec.server.apis.request_fields import Body, Json, get_typed_field
+from llm_spec.server.apis.fields import Body, Json, get_typed_field
 
 __all__ = ["CompletionLogprobsBuilder", "get_requested_top_logprobs"]
 

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.messages import ContentPart
-from llm_spec.server.apis.request_fields import Json, get_object_field, get_object_list_field
+from llm_spec.server.apis.fields import Json, get_object_field, get_object_list_field
 
 __all__ = ["convert_blocks_to_content", "convert_tool_result_to_content", "has_unread_document"]
 

@@ -14,7 +14,7 @@ from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.contract.reasoning_details import build_thinking_blocks
 from llm_spec.decoder.result import SpeculativeResult
 from llm_spec.server.apis.encoding import ToolCallSequencer, format_sse, get_client_token_counts, get_finish_reason
-from llm_spec.server.apis.request_fields import Json, ParsedRequest
+from llm_spec.server.apis.fields import Json, ParsedRequest
 from llm_spec.server.problems import HttpProblem
 
 __all__ = ["MessagesStreamEncoder", "build_anthropic_message"]

@@ -17,12 +17,7 @@ from typing import Any, Final, cast
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.messages import ApiName, ChatMessage, NativeMessage, Role, ToolCall
 from llm_spec.contract.system_texts import strip_billing_header
-from llm_spec.server.apis.messages_content import (
-    convert_blocks_to_content,
-    convert_tool_result_to_content,
-    has_unread_document,
-)
-from llm_spec.server.apis.request_fields import (
+from llm_spec.server.apis.fields import (
     Body,
     Json,
     ParsedRequest,
@@ -32,6 +27,11 @@ from llm_spec.server.apis.request_fields import (
     get_requested_model_name,
     get_typed_field,
     parse_stop_strings,
+)
+from llm_spec.server.apis.messages_content import (
+    convert_blocks_to_content,
+    convert_tool_result_to_content,
+    has_unread_document,
 )
 from llm_spec.server.problems import HttpProblem
 

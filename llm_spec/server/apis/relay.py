@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from llm_spec.contract.events import Usage
-from llm_spec.kit.answer_details import merge_detail
+from llm_spec.kit.answer_parts import merge_detail, parse_usage
 from llm_spec.kit.json import MAX_INT
 from llm_spec.kit.openai_chat import DETAIL_FIELDS
-from llm_spec.kit.openai_usage import parse_usage
-from llm_spec.server.apis.request_fields import Json
+from llm_spec.server.apis.fields import Json
 
 __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 

@@ -23,7 +23,7 @@ from llm_spec.server.apis.encoding import (
     get_client_token_counts,
     get_finish_reason,
 )
-from llm_spec.server.apis.request_fields import ClientTool, Json, ParsedRequest
+from llm_spec.server.apis.fields import ClientTool, Json, ParsedRequest
 from llm_spec.server.apis.responses_items import (
     OpenCustomCallItem,
     OpenFunctionCallItem,

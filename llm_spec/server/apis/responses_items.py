@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 from llm_spec.contract.messages import ToolCall
 from llm_spec.server.apis.custom_tool_input import CustomInputDecoder
-from llm_spec.server.apis.request_fields import ClientTool, Json
+from llm_spec.server.apis.fields import ClientTool, Json
 
 __all__ = [
     "OpenCustomCallItem",

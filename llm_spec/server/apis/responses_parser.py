@@ -13,8 +13,7 @@ from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.messages import ChatMessage, ContentPart, Role, ToolCall
 from llm_spec.server.apis.compaction import COMPACTION_REQUEST, is_compaction_requested, read_compaction_item
 from llm_spec.server.apis.custom_tool_input import encode_custom_input
-from llm_spec.server.apis.logprobs import get_requested_top_logprobs
-from llm_spec.server.apis.request_fields import (
+from llm_spec.server.apis.fields import (
     Body,
     Json,
     ParsedRequest,
@@ -24,6 +23,7 @@ from llm_spec.server.apis.request_fields import (
     get_requested_model_name,
     get_typed_field,
 )
+from llm_spec.server.apis.logprobs import get_requested_top_logprobs
 from llm_spec.server.apis.responses_tools import ResponsesTools, read_client_tool
 
 __all__ = ["parse_responses_request"]

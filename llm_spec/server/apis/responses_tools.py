@@ -16,7 +16,7 @@ from typing import Final
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.messages import ToolCallKind
 from llm_spec.server.apis.custom_tool_input import INPUT_FIELD
-from llm_spec.server.apis.request_fields import Body, ClientTool, Json, get_object_field, get_object_list_field
+from llm_spec.server.apis.fields import Body, ClientTool, Json, get_object_field, get_object_list_field
 
 __all__ = ["ResponsesTools", "read_client_tool"]
 

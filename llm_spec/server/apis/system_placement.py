@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llm_spec.contract.messages import ApiName
 from llm_spec.contract.system_texts import join_neighbouring_user_messages, place_later_system_texts, place_system_texts
-from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.fields import ParsedRequest
 
 __all__ = ["build_changes_header", "place_system_texts_of_request"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from llm_spec.contract.messages import ChatMessage, ContentPart, NativeMessage
 from llm_spec.contract.system_texts import SYSTEM_ROLES, keep_unless_changed
-from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.fields import ParsedRequest
 
 __all__ = ["place_images_of_request", "place_tool_images"]
 

@@ -31,7 +31,7 @@ from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.local.text import StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.text_pieces import count_piece_tokens
+from llm_spec.measure.tokens import count_piece_tokens
 from llm_spec.strategies.base import (
     ConstraintBegunError,
     ReadyStrategy,
@@ -41,9 +41,8 @@ from llm_spec.strategies.base import (
     find_multi_call_refusal,
 )
 from llm_spec.strategies.draft_gate import DraftGate
-from llm_spec.strategies.race.chain import StreamChain
+from llm_spec.strategies.race.chain import RaceStream, StreamChain
 from llm_spec.strategies.race.schedule import MAX_DRAFT_REACH, DraftRequest, StreamScheduler
-from llm_spec.strategies.race.stream import RaceStream
 from llm_spec.strategies.race.target import RaceTarget
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 

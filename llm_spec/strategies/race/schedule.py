@@ -25,31 +25,88 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.strategies.race.chain import StreamChain, find_stream_boundary
-from llm_spec.strategies.race.loss_budget import LossBudget
-from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.measure.tokens import split_into_pieces
+from llm_spec.strategies.race.chain import RaceStream, StreamChain, find_stream_boundary
 from llm_spec.strategies.rows.prompt_trial import PromptTrial
 
-__all__ = ["MAX_DRAFT_REACH", "DraftRequest", "PromptTokenCosts", "StreamScheduler"]
+__all__ = [
+    "MAX_DRAFT_REACH",
+    "DraftRequest",
+    "LossBudget",
+    "PromptTokenCosts",
+    "StreamScheduler",
+]
+
+_MAX_SHARE: Final = 0.1  # of one answer's time, whatever all answers together may lose
+
+_MAX_GAP: Final = 1.5  # times a stream's usual step, beyond which it waits because of other work
+
+
+class LossBudget:
+    """One answer's part of what all answers of a pair may lose. Times are seconds of any clock."""
+
+    def __init__(self, pair_stats: PairStats, began_s: float) -> None:
+        self._pair_stats = pair_stats
+        self._began_s = began_s
+        self._lost_s = 0.0
+
+    def add_lost_time(self, seconds: float) -> None:
+        """The answer is later than the target's own by so much; earlier, if negative."""
+        self._lost_s += seconds
+        self._pair_stats.rows.add_lost_time(seconds)
+
+    def add_late_tokens(self, num_tokens: int, seconds: float) -> bool:
+        """So many tokens of the stream came beside other work, so long after the last; gives whether it is late."""
+        step_s = num_tokens * self._pair_stats.target_token_s
+        is_late = seconds > _MAX_GAP * step_s
+        if is_late:
+            self.add_lost_time(seconds - step_s)  # a hiccup counts as well: nobody can tell
+        return is_late
+
+    def estimate_left_s(self, now_s: float, max_tokens: int | None) -> float:
+        """How much may still be lost now, in an answer of at most `max_tokens`."""
+        rows, step_s = self._pair_stats.rows, self._pair_stats.target_token_s
+        elapsed_s = now_s - self._began_s
+        answer_s = max(elapsed_s, rows.estimate_answer_s(step_s, max_tokens))
+        return min(
+            rows.estimate_allowed_loss_s(elapsed_s, step_s, max_tokens), _MAX_SHARE * answer_s - max(0.0, self._lost_s)
+        )
+
 
 _MIN_SEGMENT: Final = 2  # tokens
+
 _MAX_SEGMENT: Final = 64
+
 MAX_DRAFT_REACH: Final = 1024  # tokens that are drafted at once at most
+
 _SEGMENT_SHARE: Final = 1.5  # of the tokens that the draft is right, one stream's part of them
+
 _SEGMENT_GROWTH: Final = 0.3  # of a segment, where the draft is less likely by a factor of e to be right
+
 _MIN_SURVIVAL: Final = 0.02  # a stream that is less likely to be of use is not worth its tokens
+
 _CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
+
 _MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
+
 _MIN_USEFUL_RUN: Final = 4  # tokens that a draft is right, for it not to be tired of
+
 _MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a second one is opened
+
 _TRIAL_TOKENS: Final = 4  # that are written beside more streams than before, to see whether those slow them down
+
 _TRIAL_FACTOR: Final = 4  # so many times as many streams are tried next
+
 _MAX_TRIAL_LOSS: Final = 1.0  # tokens that a trial may be late, for the server to have room
+
 _MAX_LATE: Final = 2.0  # tokens that an answer may be late beside streams whatever the budget is: hiccups happen
+
 _LATE_TOLERANCE: Final = 0.05  # of a time, that measuring may be off
-_MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup, …
+
+_MAX_STREAM_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup, …
+
 _MAX_OPENING_COST: Final = 8.0  # … and tokens that the answer may be late by each stream that is being opened
+
 _FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pay, twice as many each time
 
 
@@ -321,7 +378,7 @@ class StreamScheduler:
             self._opening.clear()
             self._charge_lost_time()
             return
-        max_gap = _MAX_GAP * num_new + _MAX_OPENING_COST * len(self._opening)
+        max_gap = _MAX_STREAM_GAP * num_new + _MAX_OPENING_COST * len(self._opening)
         gap_s = min(arrived_s - last_s, max_gap * step_s)
         if self._chain.streams[0] is not self._first_stream:  # the tokens of another stream were won
             self._first_stream, self._has_come_alone = self._chain.streams[0], False

@@ -12,10 +12,10 @@ from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.contract.errors import UnsupportedError
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.request import ChatRequest
-from llm_spec.measure.text_pieces import count_prompt_pieces
+from llm_spec.measure.tokens import count_prompt_pieces
 from llm_spec.strategies.base import StrategyContext
+from llm_spec.strategies.race.chain import RaceStream
 from llm_spec.strategies.race.schedule import PromptTokenCosts
-from llm_spec.strategies.race.stream import RaceStream
 from llm_spec.strategies.rows.prompt_trial import choose_prompt_stretch
 
 __all__ = ["RaceTarget"]

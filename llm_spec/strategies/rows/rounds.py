@@ -34,8 +34,7 @@ from llm_spec.local.lookahead import MAX_LOOKAHEAD
 from llm_spec.local.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
-from llm_spec.measure.counting import count_answer_tokens_in_event
-from llm_spec.measure.text_pieces import count_piece_tokens
+from llm_spec.measure.tokens import count_answer_tokens_in_event, count_piece_tokens
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.draft_gate import DraftGate
 from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_remainder_plain

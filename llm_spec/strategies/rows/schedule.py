@@ -29,7 +29,7 @@ from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.events import Origin
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.row_stats import DraftAgreementStats, SingleCall, expect_right_tokens
-from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.race.schedule import LossBudget
 from llm_spec.strategies.rows.drafted_tokens import DraftedTokens
 from llm_spec.strategies.rows.lateness_trial import LatenessTrial
 from llm_spec.strategies.rows.prompt_trial import PromptTrial

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Final, Literal
 
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.server.script import AnswerScript
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, GrowingVocabulary
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from llm_spec.contract.checks import check_number
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 
 __all__ = ["AnswerScript", "make_disagreeing_draft"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from llm_spec.contract.errors import InvalidRequestError
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 
 __all__ = ["ASSISTANT", "EOS_ID", "GrowingVocabulary"]
 

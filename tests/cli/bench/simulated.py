@@ -8,10 +8,10 @@ from itertools import islice
 import numpy as np
 
 from llm_spec.cli.bench.contenders import ContenderSpec
+from llm_spec.cli.bench.figures import BenchSummarizer, ContenderSummary
 from llm_spec.cli.bench.prompts import BenchPrompt, prompt_from_text
 from llm_spec.cli.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord
-from llm_spec.cli.bench.rotation import iterate_contender_orders
-from llm_spec.cli.bench.summary import BenchSummarizer, ContenderSummary
+from llm_spec.cli.bench.run import iterate_contender_orders
 
 PLAIN = ContenderSpec(name="plain", kind="plain", target="t")
 

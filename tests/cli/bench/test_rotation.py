@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from llm_spec.cli.bench.rotation import iterate_contender_orders
+from llm_spec.cli.bench.run import iterate_contender_orders
 
 
 @pytest.mark.parametrize("num_contenders", [1, 2, 3, 4, 5, 6, 7])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from llm_spec.cli.bench.statistics import MIN_UNITS, estimate_median_ratio, find_median_interval_rank, percentile
+from llm_spec.cli.bench.figures import MIN_UNITS, estimate_median_ratio, find_median_interval_rank, percentile
 
 from .simulated import draw_noise, simulate
 

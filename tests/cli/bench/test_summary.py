@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from llm_spec.cli.bench.contenders import ContenderSpec
-from llm_spec.cli.bench.differences import find_first_difference
+from llm_spec.cli.bench.figures import BenchSummarizer, ContenderSummary, find_first_difference
 from llm_spec.cli.bench.prompts import BenchPrompt, prompt_from_text
 from llm_spec.cli.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord
-from llm_spec.cli.bench.summary import BenchSummarizer, ContenderSummary
 
 Values = dict[str, Any]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from promises.checks.base import EPSILON_S, is_cut, is_sampled
 from promises.draw import Case
 from promises.run import Answer, Outcome, Shown

@@ -12,7 +12,7 @@ from llm_spec.decoder.result import PLAIN_REASONS
 from llm_spec.kit.json import dumps
 from llm_spec.server.apis import APIS, AnswerEncodingContext
 from llm_spec.server.apis.encoding import build_result_headers, describe_result_for_client, get_finish_reason
-from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.fields import ParsedRequest
 from llm_spec.testing import RuleBasedProvider
 
 

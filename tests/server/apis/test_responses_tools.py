@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from llm_spec import InvalidRequestError
-from llm_spec.server.apis.request_fields import ClientTool
+from llm_spec.server.apis.fields import ClientTool
 from llm_spec.server.apis.responses_parser import parse_responses_request
 from llm_spec.server.apis.responses_tools import ResponsesTools
 

@@ -6,7 +6,7 @@ import pytest
 
 from llm_spec.contract.messages import ApiName, ChatMessage
 from llm_spec.contract.request import ChatRequest
-from llm_spec.server.apis.request_fields import ParsedRequest
+from llm_spec.server.apis.fields import ParsedRequest
 from llm_spec.server.apis.system_placement import build_changes_header, place_system_texts_of_request
 
 MESSAGES = (

@@ -14,9 +14,8 @@ from scipy.stats import chisquare
 
 from llm_spec import Finish, Round, TextDelta, Usage
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.measure.text_pieces import split_into_pieces
-from llm_spec.strategies.race.chain import StreamChain, find_stream_boundary
-from llm_spec.strategies.race.stream import RaceStream
+from llm_spec.measure.tokens import split_into_pieces
+from llm_spec.strategies.race.chain import RaceStream, StreamChain, find_stream_boundary
 from llm_spec.testing.clock import run_virtual
 
 PARTS = [

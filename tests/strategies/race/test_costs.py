@@ -14,7 +14,7 @@ from support.race_targets import CODE, DRAFTS, SLOW, WORDS, Draft, Target, racin
 
 from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta, Usage
 from llm_spec.contract.events import TargetStreamReport
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget

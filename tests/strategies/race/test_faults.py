@@ -21,7 +21,7 @@ from llm_spec import (
     ToolCallDelta,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft
 

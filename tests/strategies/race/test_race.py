@@ -24,7 +24,7 @@ from llm_spec.contract.events import TargetStreamReport
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.race.race import prepare_or_refuse
 from llm_spec.testing.clock import run_virtual

@@ -10,9 +10,8 @@ import pytest
 
 from llm_spec import TextDelta
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.strategies.race.chain import StreamChain
+from llm_spec.strategies.race.chain import RaceStream, StreamChain
 from llm_spec.strategies.race.schedule import MAX_DRAFT_REACH, PromptTokenCosts, StreamScheduler
-from llm_spec.strategies.race.stream import RaceStream
 from llm_spec.testing.clock import run_virtual
 
 STEP_S: Final = 0.02

@@ -27,7 +27,7 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder.stop_rules import may_token_complete_two
 from llm_spec.local.lookahead import LookaheadPolicy
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget

@@ -8,7 +8,7 @@ import pytest
 
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.measure.pair_stats import PairStats
-from llm_spec.strategies.race.loss_budget import LossBudget
+from llm_spec.strategies.race.schedule import LossBudget
 from llm_spec.strategies.rows.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.rows.schedule import RowCall, RowDecision, RowScheduler
 

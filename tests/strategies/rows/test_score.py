@@ -14,7 +14,7 @@ from support.probe_targets import Patient
 from llm_spec import Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.decoder.config import StrategyName
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.rows import rounds as server_rounds
 from llm_spec.strategies.rows.schedule import RowScheduler
 from llm_spec.testing.clock import run_virtual

@@ -11,7 +11,7 @@ import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest, Finish, InvalidRequestError, TargetError, TextDelta
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.server import (
     EOS_ID,
     MODEL,

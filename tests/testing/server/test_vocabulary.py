@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from llm_spec.measure.text_pieces import split_into_pieces
+from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.server import EOS_ID, ScriptedModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from llm_spec.contract.errors import InvalidRequestError
-from llm_spec.contract.fields import FIELDS, find_local_field_use
+from llm_spec.contract.fields import FIELDS, LIMIT_FIELDS, PASSED_FIELDS, find_local_field_use
 from llm_spec.contract.messages import ChatMessage, ToolCallKind
 from llm_spec.contract.request import ChatRequest, Sampling
 
 __all__ = [
+    "ALL_FIELDS",
     "Body",
     "ClientTool",
     "Json",
     "ParsedRequest",
     "build_chat_request",
+    "build_dropped_fields_header",
+    "drop_unsafe_fields",
     "get_num_choices",
     "get_object_field",
     "get_object_list_field",
@@ -27,12 +32,17 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
 Json: TypeAlias = dict[str, Any]
+
 Body: TypeAlias = Mapping[str, Any]
 
 _SEED_MASK: Final = (1 << 63) - 1
+
 _MIN_TOP_P: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
+
 _TOP_K_OFF: Final = (0, -1)  # words of llama.cpp and vLLM for: all tokens
+
 _SAMPLING_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -42,6 +52,7 @@ _SAMPLING_FIELDS: Final = (
     "presence_penalty",
     "frequency_penalty",
 )
+
 _TYPE_NAMES: Final = {
     bool: "true or false",
     dict: "an object",
@@ -49,6 +60,7 @@ _TYPE_NAMES: Final = {
     list: "a list",
     str: "a text",
 }
+
 # What this library says to a target itself: set beside it, it would pass by limits, budgets and names of models
 _RESERVED_FIELDS: Final = frozenset(
     {
@@ -66,7 +78,9 @@ _RESERVED_FIELDS: Final = frozenset(
         "stream_options",
     }
 )
+
 _MAX_STOP_STRINGS: Final = 256  # each of them is looked for in each piece of the answer
+
 _DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
 
 
@@ -226,3 +240,40 @@ def get_num_choices(body: Body) -> int:
 def get_requested_model_name(body: Body) -> str:
     """The name of the requested model; "" if there is none."""
     return get_typed_field(body, "model", "")
+
+
+ALL_FIELDS: Final = "*"
+
+_HEADER_SAFE_NAME: Final = re.compile(r"[\w.-]{1,60}", re.ASCII)  # that a header can carry
+
+_MAX_REPORTED_FIELDS: Final = 16
+
+
+def drop_unsafe_fields(
+    parsed: ParsedRequest, allowed_fields: AbstractSet[str], *, is_local: bool
+) -> tuple[ParsedRequest, list[str]]:
+    """A request with no other fields than those that pass, and the names of the others.
+
+    `is_local`: its target runs in this process, and reads what it understands.
+    """
+    extra = parsed.request.extra
+    if is_local:
+        kept = {name: value for name, value in extra.items() if find_local_field_use(name, value) != "left_out"}
+    else:
+        kept = {name: value for name, value in extra.items() if _is_field_allowed(name, allowed_fields)}
+    dropped_fields = sorted(extra.keys() - kept.keys())
+    return (replace(parsed, request=replace(parsed.request, extra=kept)) if dropped_fields else parsed), dropped_fields
+
+
+def _is_field_allowed(name: str, allowed_fields: AbstractSet[str]) -> bool:
+    if name in PASSED_FIELDS:
+        return True
+    return name.lower() not in LIMIT_FIELDS and (name in allowed_fields or ALL_FIELDS in allowed_fields)
+
+
+def build_dropped_fields_header(names: Sequence[str]) -> Mapping[str, str]:
+    """What tells a client which of its fields were left out."""
+    if not names:
+        return {}
+    shown = [name for name in names if _HEADER_SAFE_NAME.fullmatch(name)][:_MAX_REPORTED_FIELDS]
+    return {"x-llm-spec-left-out": ", ".join(shown)} if shown else {}

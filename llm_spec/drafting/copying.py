@@ -1,10 +1,4 @@
-"""The pieces of a conversation, and where each occurred: what drafts that copy text keep for one request.
-
-Text is read in steps of some hundred pieces, with a turn of the event loop between two of them: a conversation of
-100,000 words takes tenths of a second, and no request should wait so long for another. It is read once: the answer
-grows at its end, and where the next call's answer differs from the last one's (a guess that proved wrong), it is cut
-back to what both share.
-"""
+"""CopyingDraft: the text drafts of one request that are copied from text, by whatever rule."""
 
 from __future__ import annotations
 
@@ -12,16 +6,40 @@ import asyncio
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from itertools import islice
 
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.messages import ChatMessage
 from llm_spec.contract.request import ChatRequest
-from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
-from llm_spec.drafting.written_forms import iterate_unescaped_tool_texts, uses_tools
-from llm_spec.measure.text_pieces import PIECES_PER_LOOP_TURN, iterate_piece_ends
+from llm_spec.drafting.forms import iterate_unescaped_tool_texts, uses_tools
+from llm_spec.drafting.ngrams import OccurrenceIndex, OccurrenceMatch
+from llm_spec.measure.tokens import PIECES_PER_LOOP_TURN, iterate_piece_ends, stream_texts_as_draft_pieces
 
-__all__ = ["ConversationIndex", "TextIndex"]
+__all__ = [
+    "ConversationIndex",
+    "CopyDraft",
+    "TextIndex",
+]
+
+
+class CopyDraft:
+    """A `DraftProvider` for one request; `copy_pieces(request, max_tokens)` gives the pieces of each call."""
+
+    capabilities = DraftCapabilities(is_free=True)
+
+    def __init__(self, name: str, copy_pieces: Callable[[ChatRequest, int], Awaitable[Sequence[str]]]) -> None:
+        self.name = name
+        self._copy_pieces = copy_pieces
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        async with aclosing(stream_texts_as_draft_pieces(await self._copy_pieces(request, max_tokens))) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
 
 
 class TextIndex:

@@ -1,18 +1,21 @@
-"""KeptTokens: what a cache holds when its answer has ended, and how much of that another answer may begin with.
-
-The next turn of a conversation then reads only what is new, and a draft that is restarted only what the target has
-written meanwhile. Kept is what gives the same bits as reading it again: for exact sessions whole chunks of a prompt,
-read from the same position in one pass. What was read in rounds stood beside other rows, and may differ in the last
-bit; to a draft that does not matter.
-"""
+"""What a cache holds when its answer has ended, and how a prompt is read into one, piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-__all__ = ["PREFILL_CHUNK_TOKENS", "IdleCacheChoice", "KeptTokens", "choose_idle_cache"]
+from llm_spec.contract.model import PrefixReusingSession, TokenSession
+
+__all__ = [
+    "PREFILL_CHUNK_TOKENS",
+    "IdleCacheChoice",
+    "KeptTokens",
+    "choose_idle_cache",
+    "prefill_prompt",
+]
 
 # Of a prompt, read in one pass; chunks begin at multiples of it, with and without speculation, so that caches agree.
 PREFILL_CHUNK_TOKENS: Final = 256
@@ -71,3 +74,34 @@ def choose_idle_cache(
     if useless:
         return IdleCacheChoice(useless[-1], 0)  # its memory was used last
     return IdleCacheChoice(None, 0) if may_add or not idle else IdleCacheChoice(0, shared[0])
+
+
+_FIRST_TOKENS: Final = 16  # of the first piece where the sizes are free, by which it shows what reading costs, …
+
+_MIN_TOKENS: Final = 32  # … and of those after it, fewer of which would take longer in all; …
+
+_PIECE_S: Final = 0.05  # … they grow as long as one takes less than half of this
+
+
+def prefill_prompt(
+    session: TokenSession,
+    token_ids: Sequence[int],
+    cancelled: Callable[[], bool] | None = None,
+    *,
+    exact: bool = True,
+) -> None:
+    """Let an empty session read a prompt, piece by piece, until it is read or `cancelled` says so.
+
+    The pieces of an exact session are of PREFILL_CHUNK_TOKENS. Others', of drafts, are small where reading is slow.
+    """
+    start = session.reuse_prefix(token_ids) if isinstance(session, PrefixReusingSession) else 0
+    size = PREFILL_CHUNK_TOKENS if exact else _FIRST_TOKENS
+    while start < len(token_ids):
+        if cancelled is not None and cancelled():
+            return
+        began_s = time.perf_counter()
+        session.forward(token_ids[start : start + size], num_rows=1)
+        start += size
+        size = max(size, _MIN_TOKENS)
+        if time.perf_counter() - began_s < _PIECE_S / 2:
+            size = min(2 * size, PREFILL_CHUNK_TOKENS)

@@ -1,21 +1,121 @@
-"""DraftLoadStats: what the draft's work costs the target's stream. They may share a machine, or a server."""
+"""What further streams, and a draft's work, cost a target's stream, and when that is tried again."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from llm_spec.measure.estimates import ExponentialMovingAverage, TokenCostMean
-from llm_spec.measure.retrial_pause import RetrialPause
 
-__all__ = ["DraftLoadStats"]
+__all__ = [
+    "DraftLoadStats",
+    "ExtraStreamStats",
+    "RetrialPause",
+]
 
-_HALF_LIFE: Final = 256.0  # tokens
+_FIRST: Final = 16  # answers
+
+_LAST: Final = 64
+
+
+class RetrialPause:
+    """After 16 answers, then 32, then 64 each time: what was measured in a bad moment must not hold for good."""
+
+    def __init__(self) -> None:
+        self._pause = _FIRST
+        self._num_answers = 0  # in a row without it
+
+    def count_answer(self, *, was_tried: bool) -> bool:
+        """An answer has ended; gives whether it is time to forget why it is not tried."""
+        self._num_answers = 0 if was_tried else self._num_answers + 1
+        if self._num_answers < self._pause:
+            return False
+        self._num_answers, self._pause = 0, min(_LAST, 2 * self._pause)
+        return True
+
+
+_HALF_LIFE: Final = 16.0  # of streams
+
+_TOKEN_HALF_LIFE: Final = 64.0  # of tokens
+
+_MIN_SLOWDOWN: Final = 0.02  # less cannot be told from noise, …
+
+_MIN_OPENING_COST: Final = 0.25  # … in both
+
+_MIN_GAIN: Final = 1.5  # times what it costs that a stream has to win
+
+
+class ExtraStreamStats:
+    """Figures of a target's later streams. Kept across requests, on one event loop.
+
+    first_s: seconds from the decision to open one to its first token. num_extra: how many were open beside the first
+    one and were worth what they cost it; 0: none was tried yet, or the server has no room.
+    """
+
+    def __init__(self) -> None:
+        self.first_s = ExponentialMovingAverage(half_life=_HALF_LIFE)
+        self.num_extra = 0
+        self._retrial = RetrialPause()
+        self._forget_costs()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether one was timed beside the first one."""
+        return bool(self._opening_cost.count or self._slowdown.num_tokens)
+
+    @property
+    def opening_cost(self) -> float:
+        """Tokens that an answer is later by each stream that is opened beside it; 0 before it was measured."""
+        cost = self._opening_cost.value or 0.0
+        return cost if cost > _MIN_OPENING_COST else 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """Share of a token that each token is later by each stream beside it; 0 before it was measured."""
+        slowdown = self._slowdown.value or 0.0
+        return slowdown if slowdown > _MIN_SLOWDOWN else 0.0
+
+    @property
+    def are_free(self) -> bool:
+        """Whether no stream was seen to slow another one down."""
+        return self.opening_cost == 0.0 and self.slowdown == 0.0
+
+    def record_answer_end(self, num_opened: int) -> None:
+        """An answer has ended that opened so many streams: where none ever pays, what they cost may have changed."""
+        if self._retrial.count_answer(was_tried=num_opened > 0 or self.are_free):
+            self.num_extra = 0
+            self._forget_costs()
+
+    def _forget_costs(self) -> None:
+        self._opening_cost = ExponentialMovingAverage(half_life=_HALF_LIFE)
+        self._slowdown = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
+
+    def add_opening(self, num_streams: int, num_late_tokens: float) -> None:
+        """So many streams were opened together, and the answer was so many tokens late when all had begun."""
+        self._opening_cost.update(max(0.0, num_late_tokens) / num_streams)
+
+    def add_token(self, num_streams: int, num_late_tokens: float) -> None:
+        """A token came beside so many streams that had all begun, that much later than usual; earlier, if negative."""
+        self._slowdown.update(1, num_late_tokens / num_streams)
+
+    def is_worthwhile(self, num_won: float, num_tokens: int) -> bool:
+        """Whether a stream pays that wins so many tokens on average, and is open for `num_tokens` of the answer."""
+        return num_won >= _MIN_GAIN * (self.opening_cost + self.slowdown * num_tokens)
+
+
+_LOAD_HALF_LIFE: Final = 256.0  # tokens
+
 _ANSWER_HALF_LIFE: Final = 4.0  # answers
+
 _KEPT: Final = 0.98  # of what is known of a stream beside the draft, with each stretch that is added
+
 _MIN_ALONE: Final = 4  # tokens of a stream alone, …
+
 _MIN_BESIDE: Final = 2  # … and stretches beside the draft, before anything is known
+
 _MAX_BESIDE: Final = 16  # stretches without a stream alone: by then a draft that pays has shown it
+
 _MAX_HARMLESS: Final = 0.1  # seconds that a stream is later by a second of drafting, which may be noise, …
+
 _NOISE: Final = 1.0  # … and by so much more, divided by the number of stretches
 
 
@@ -23,7 +123,7 @@ class DraftLoadStats:
     """How much later the target's stream is for each second that the draft writes beside it."""
 
     def __init__(self) -> None:
-        self._alone = TokenCostMean(half_life=_HALF_LIFE)
+        self._alone = TokenCostMean(half_life=_LOAD_HALF_LIFE)
         self._first_piece_s = ExponentialMovingAverage(half_life=_ANSWER_HALF_LIFE)
         self._draft_token_s = ExponentialMovingAverage(half_life=_ANSWER_HALF_LIFE)
         self._retrial = RetrialPause()
