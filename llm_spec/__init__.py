@@ -2,7 +2,7 @@
 
 Start with `SpeculativeDecoder`. Providers load on demand; importing this package imports none of them.
 Whoever writes one finds protocols, requests and events in `llm_spec.contract`, help in `llm_spec.kit`, and more for
-models in this process in `llm_spec.local.answer`.
+models in this process in `llm_spec.local`.
 """
 
 from __future__ import annotations

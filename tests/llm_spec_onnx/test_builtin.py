@@ -121,7 +121,7 @@ def test_memory_at_rest() -> None:
 def test_import_is_light() -> None:
     """Registering the providers loads none of what they need."""
     code = (
-        "import sys; from llm_spec import registered_providers; registered_providers()\n"
+        "import sys; from llm_spec.decoder.entry_points import registered_providers; registered_providers()\n"
         "print(sorted({'onnxruntime', 'tokenizers', 'jinja2'} & sys.modules.keys()))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -35,7 +35,7 @@ ChunkReader.read_chunk = read_or_skip
 """,
     # what is told of tokens is passed over
     "tokens are charged in place of": """
-from llm_spec import openai_chat
+from llm_spec.kit import openai_chat
 
 openai_chat.parse_usage = lambda chunk: None
 """,
