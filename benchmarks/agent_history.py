@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 from predicted_edits import edit_file, list_modules
 
 from llm_spec import ChatRequest, InvalidRequestError, PromptLookup, SuffixDraft
-from llm_spec.contract.model import DraftToken, TokenDrafter, TokenModel, TokenSession
 from llm_spec.contract.optional import open_token_draft
+from llm_spec.contract.token_model import DraftToken, TokenDrafter, TokenModel, TokenSession
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.lookahead import CostAware, RoundFeedback
 from llm_spec.local.loop import count_right_tokens, count_worth_verifying

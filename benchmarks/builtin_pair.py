@@ -37,9 +37,9 @@ from llm_spec import (
     SuffixDraft,
     open_provider,
 )
-from llm_spec.contract.model import TokenModel, TokenSession
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.contract.token_model import TokenModel, TokenSession
 from llm_spec.local.answer import stream_token_model
 from llm_spec.local.lookahead import LookaheadPolicy
 

@@ -38,7 +38,7 @@ from llm_spec import (
     SuffixDraft,
     open_provider,
 )
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler, TokenSession
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler, TokenSession
 from llm_spec.testing import LocalProvider, RandomDraft
 
 HERMES = {  # transformers' own notation of the format

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llm_spec import ChatRequest, PromptLookup, SpeculativeDecoder, open_provider
-from llm_spec.contract.model import TokenModel, TokenSession
+from llm_spec.contract.token_model import TokenModel, TokenSession
 from llm_spec.testing import LocalProvider
 
 if TYPE_CHECKING:
-    from llm_spec.contract.model import FloatArray
+    from llm_spec.contract.token_model import FloatArray
 
 MIN_LINES, MAX_LINES = 100, 400
 CONTENDERS = ("plain", "lookup", "prediction")

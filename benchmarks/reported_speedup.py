@@ -32,7 +32,7 @@ from never_slower import ServerScenario, SocketScenario, make_answer, start_serv
 
 from llm_spec import LlmProvider, ProviderDraft, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.model import TokenModel
+from llm_spec.contract.token_model import TokenModel
 from llm_spec.decoder.config import StrategyName
 from llm_spec.testing import LocalProvider, TableModel
 from llm_spec.testing.clock import run_virtual

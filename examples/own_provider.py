@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from llm_spec import ChatRequest, ChatResponse, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.local.text import StopMatcher
+from llm_spec.local.detokenizing import StopMatcher
 from llm_spec.testing import check_provider_conformance
 
 

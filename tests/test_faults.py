@@ -531,7 +531,7 @@ class Stopping(Target):
         self, number: int, request: ChatRequest, events: AsyncIterator[StreamEvent]
     ) -> AsyncGenerator[StreamEvent]:
         from llm_spec.contract.events import Finish
-        from llm_spec.local.text import StopMatcher
+        from llm_spec.local.detokenizing import StopMatcher
 
         matcher = StopMatcher(request.stop)
         async with aclosing(super()._heard(number, request, events)) as heard:

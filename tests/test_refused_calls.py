@@ -28,7 +28,7 @@ from llm_spec.contract.errors import UnsupportedError
 from llm_spec.contract.provider import Capabilities
 from llm_spec.decoder.budget import AnswerReservation
 from llm_spec.decoder.config import RetryPolicy
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.decoder.metered import MeteredDraft, MeteredTarget
 from llm_spec.decoder.metering import TokenMeter
 from llm_spec.testing import run_virtual

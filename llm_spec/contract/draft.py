@@ -11,7 +11,7 @@ from llm_spec.contract.events import FinishReason, Usage
 from llm_spec.contract.request import ChatRequest
 
 if TYPE_CHECKING:
-    from llm_spec.contract.model import TokenDrafter, TokenModel
+    from llm_spec.contract.token_model import TokenDrafter, TokenModel
 
 __all__ = [
     "DraftCapabilities",

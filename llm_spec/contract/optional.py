@@ -16,9 +16,9 @@ from llm_spec.contract.draft import (
 )
 from llm_spec.contract.errors import DraftError
 from llm_spec.contract.events import StreamEvent
-from llm_spec.contract.model import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 
 __all__ = [
     "RequestOptionalDrafter",

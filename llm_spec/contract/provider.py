@@ -17,7 +17,7 @@ from llm_spec.contract.request import ChatRequest
 
 if TYPE_CHECKING:
     from llm_spec.contract.endpoint import Feature, MessageParser, TokenEndpoint, TokenScorer
-    from llm_spec.contract.model import TokenModel
+    from llm_spec.contract.token_model import TokenModel
 
 __all__ = [
     "SERVER_FIRST_CHUNK_S",

@@ -12,7 +12,7 @@ from llm_spec.contract.errors import UnsupportedError
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import find_message_parts
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.decoder.result import PlainReason, SpeculativeResult
 from llm_spec.decoder.stop_rules import may_token_complete_two
 from llm_spec.local.lookahead import LookaheadCostMemory

@@ -43,8 +43,8 @@ from llm_spec.decoder.budget import Budget, CostTracker
 from llm_spec.decoder.choice import StrategyChoice, StrategyPlanner, choose_strategy, discover_needed_features
 from llm_spec.decoder.chunks import CountedChunkStream
 from llm_spec.decoder.config import SpeculativeConfig, Timeouts
-from llm_spec.decoder.discovery import FeatureDiscovery
 from llm_spec.decoder.entry_points import open_draft, open_provider
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.decoder.metered import MeteredDraft, MeteredTarget
 from llm_spec.decoder.pricing import find_draft_price, find_model_price, find_tier_prices
 from llm_spec.decoder.record import AnswerRecorder

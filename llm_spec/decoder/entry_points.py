@@ -19,7 +19,7 @@ from llm_spec.contract.endpoint import TargetFeature
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import ConfigError, MissingExtraError, UnknownProviderError
 from llm_spec.contract.provider import LlmProvider
-from llm_spec.kit.addresses import parse_server_address, strip_credentials
+from llm_spec.kit.server_addresses import parse_server_address, strip_credentials
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -19,7 +19,6 @@ from llm_spec.contract.endpoint import (
 )
 from llm_spec.contract.errors import ClosedError
 from llm_spec.contract.events import ChatResponse, StreamEvent
-from llm_spec.contract.model import TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import (
     RequestOptionalDrafter,
     WrappedDraft,
@@ -30,9 +29,10 @@ from llm_spec.contract.optional import (
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.request import ChatRequest, Sampling
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.contract.token_model import TokenDraft, TokenModel, TokenSampler
 from llm_spec.decoder.chunk_timeouts import ChunkTimeouts
 from llm_spec.decoder.config import Timeouts
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.decoder.metering import MeteredCall, TokenMeter
 from llm_spec.measure.tokens import MaxTokensCutter
 

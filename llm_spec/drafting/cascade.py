@@ -20,7 +20,6 @@ from typing import Final
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import ConfigError
-from llm_spec.contract.model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import (
     RequestOptionalDrafter,
     copy_draft_for_new_client,
@@ -29,6 +28,7 @@ from llm_spec.contract.optional import (
     open_token_draft,
 )
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.draft_worth import DraftWorth
 from llm_spec.local.propose import check_draft_token, get_confidence_before_sampling
 from llm_spec.local.threads import as_closable_generator

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
-from llm_spec.contract.model import DraftToken
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.local.propose import get_confidence_before_sampling
 from llm_spec.measure.estimates import AcceptanceEstimate, RobustTokenCostAverage
 

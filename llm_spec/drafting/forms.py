@@ -14,8 +14,8 @@ from itertools import chain, islice
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from llm_spec.contract.messages import ChatMessage
-from llm_spec.contract.model import DraftToken, Tokenizer
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import DraftToken, Tokenizer
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 
 __all__ = [

@@ -11,9 +11,9 @@ from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import ConfigError
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import RequestOptionalDrafter
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copying import ConversationIndex, CopyDraft
 from llm_spec.drafting.forms import DraftSource, ReformattedTextDrafter
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence

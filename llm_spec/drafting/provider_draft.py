@@ -12,10 +12,10 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
 from llm_spec.contract.errors import DraftError
 from llm_spec.contract.events import Finish, ReasoningDelta, StreamEvent, TextDelta
 from llm_spec.contract.fields import METADATA_FIELDS
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.optional import WrappedDraft, stream_with_token_ids_if_possible
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.local.caches import prefill_prompt
 
 __all__ = ["ProviderDraft"]

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Final
 
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
-from llm_spec.contract.model import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copying import CopyDraft, TextIndex
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.measure.tokens import iterate_pieces_yielding_to_loop, take_last_pieces

@@ -8,7 +8,7 @@ from llm_spec.contract.provider import LlmProvider
 from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.decoder.entry_points import ProviderSpec
 from llm_spec.integrations._shared import split_provider_name
-from llm_spec.kit.addresses import parse_server_address
+from llm_spec.kit.server_addresses import parse_server_address
 
 __all__ = ["Target", "describe_target", "split_name"]
 

@@ -39,9 +39,9 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.fields import EXTRA_FIELDS
-from llm_spec.contract.model import Tokenizer
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest, RequestOptions
+from llm_spec.contract.token_model import Tokenizer
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.integrations._bridge import OpenStream

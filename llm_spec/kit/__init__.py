@@ -1,7 +1,7 @@
 """Help for those who write a provider. Nothing here needs a decoder; import each name from its module.
 
 Over HTTP
-- `addresses`: parses a server's address, keeps secrets out of texts, and finds the proxy for an address.
+- `server_addresses`: parses a server's address, keeps secrets out of texts, and finds the proxy for an address.
 - `http_errors`: the error for a response's status, headers and body, and texts without secrets.
 - `session_headers`: headers that each call for the present answer has (`SpeculativeConfig.session_header`).
 - `event_loops`: a client for each event loop that uses the provider. `open_calls`: `aclose` ends calls.
@@ -16,7 +16,7 @@ Chunks as OpenAI's API has them
 Models in this process (with `llm_spec.local`: threads, caches, noise, sampling)
 - `local_provider`: the provider around a token model; a provider of your own inherits from it.
 - `model_folder`: tokenizer and chat template of a folder in Hugging Face's layout (needs tokenizers and jinja2).
-- `query_options`: options after the question mark of a model's string.
+- `model_options`: options after the question mark of a model's string.
 
 The contract, and what else requests and answers need (`contract.fields`, `contract.tools`, `contract.response`,
 `contract.system_texts`, `contract.checks`), is in `llm_spec.contract`; the clock in `llm_spec.measure.clock`.

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final, cast
 
 from llm_spec.contract.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import strip_credentials
+from llm_spec.kit.server_addresses import strip_credentials
 
 __all__ = [
     "find_reported_error",

@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
 from llm_spec.contract.events import ChatResponse, StreamEvent
-from llm_spec.contract.model import MessageFormatTokenizer, TokenModel
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.contract.token_model import MessageFormatTokenizer, TokenModel
 from llm_spec.kit.open_calls import OpenCalls
 from llm_spec.local.answer import stream_token_model
 from llm_spec.local.grammar import supports_response_format

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.contract.errors import ConfigError
-from llm_spec.contract.model import DraftToken
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.noise import NoisePurpose, draw_uniform_number
 from llm_spec.local.sampling import FloatArray, Sampler, check_best_logit_is_finite

@@ -25,7 +25,9 @@ from llm_spec.contract.events import (
     Usage,
 )
 from llm_spec.contract.fields import find_local_field_refusal
-from llm_spec.contract.model import (
+from llm_spec.contract.optional import open_token_draft
+from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import (
     BoundedTokenizer,
     DeviceRoundModel,
     DeviceRoundRunner,
@@ -34,8 +36,6 @@ from llm_spec.contract.model import (
     TokenDrafter,
     TokenModel,
 )
-from llm_spec.contract.optional import open_token_draft
-from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.tools import ToolUse, parse_tool_use
 from llm_spec.local.acceptance import make_acceptance_rule
 from llm_spec.local.acceptance_name import AcceptanceName

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from llm_spec.contract.model import PrefixReusingSession, TokenSession
+from llm_spec.contract.token_model import PrefixReusingSession, TokenSession
 
 __all__ = [
     "PREFILL_CHUNK_TOKENS",

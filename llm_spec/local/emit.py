@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec.contract.events import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
-from llm_spec.contract.model import MessageFormatTokenizer, TokenBytesTokenizer, Tokenizer
+from llm_spec.contract.token_model import MessageFormatTokenizer, TokenBytesTokenizer, Tokenizer
 from llm_spec.contract.tools import ToolUse
 from llm_spec.local.chosen_logprobs import ChosenLogprob
+from llm_spec.local.detokenizing import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 from llm_spec.local.loop import TokenRound
 from llm_spec.local.messages.parser import MessageParser
-from llm_spec.local.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 
 __all__ = [
     "AnswerEmitter",

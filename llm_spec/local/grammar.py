@@ -23,7 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.contract.errors import InvalidRequestError, MissingExtraError
-from llm_spec.contract.model import GrammarTokenizer, MessageFormatTokenizer, Tokenizer, TokenModel, VocabularyTokenizer
+from llm_spec.contract.token_model import (
+    GrammarTokenizer,
+    MessageFormatTokenizer,
+    Tokenizer,
+    TokenModel,
+    VocabularyTokenizer,
+)
 from llm_spec.contract.tools import ToolUse
 from llm_spec.local.forks import call_in_forked_child
 from llm_spec.local.messages.grammar import write_tool_grammar

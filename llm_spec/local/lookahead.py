@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
-from llm_spec.contract.model import PassCosts
+from llm_spec.contract.token_model import PassCosts
 from llm_spec.local.calibration import NUM_CONFIDENCE_RANGES, CalibrationMemory, ConfidenceCalibration, ConfidenceRecord
 from llm_spec.measure.estimates import ExponentialMovingAverage, ForwardCostLine, PassCostEstimate
 

@@ -21,8 +21,8 @@ from typing import NamedTuple, Self
 
 from llm_spec.contract.errors import InvalidRequestError, make_context_length_error
 from llm_spec.contract.events import Origin, Round, StoppedBy
-from llm_spec.contract.model import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
 from llm_spec.contract.stats import SpeculativeStats
+from llm_spec.contract.token_model import DeviceRoundRunner, DraftToken, TokenDraft, TokenModel
 from llm_spec.local.acceptance import AcceptanceRule
 from llm_spec.local.chosen_logprobs import ChosenLogprob
 from llm_spec.local.lookahead import LookaheadController, RoundFeedback

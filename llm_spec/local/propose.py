@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import DraftError, format_error_line
-from llm_spec.contract.model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel
+from llm_spec.contract.token_model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel
 from llm_spec.local.lookahead import LookaheadController
 from llm_spec.local.threads import as_closable_generator
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from llm_spec.contract.errors import ModelOutputError
-from llm_spec.contract.model import DeviceRoundRunner, DraftToken, PassSharingSession, TokenModel, TokenSession
+from llm_spec.contract.token_model import DeviceRoundRunner, DraftToken, PassSharingSession, TokenModel, TokenSession
 from llm_spec.local.acceptance import AcceptanceRule
 from llm_spec.local.caches import prefill_prompt
 from llm_spec.local.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs

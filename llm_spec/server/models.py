@@ -23,7 +23,7 @@ from llm_spec.decoder.entry_points import (
     strip_address,
 )
 from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.kit.addresses import parse_server_address
+from llm_spec.kit.server_addresses import parse_server_address
 from llm_spec.server.apis.fields import Json, ParsedRequest, drop_unsafe_fields
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ModelConfig, ServerConfig

@@ -24,7 +24,7 @@ from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.draft_call import choose_max_draft_tokens
-from llm_spec.local.text import StopMatcher
+from llm_spec.local.detokenizing import StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.tokens import split_into_pieces

@@ -53,7 +53,7 @@ from llm_spec.contract.provider import LlmProvider
 from llm_spec.contract.request import ChatRequest, Sampling
 from llm_spec.contract.response import append_tool_call_delta, complete_from_stream
 from llm_spec.contract.tools import find_constrained_part, find_message_parts
-from llm_spec.local.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark
+from llm_spec.local.detokenizing import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, find_longest_partial_mark
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.strategies.base import (
     ConstraintBegunError,

@@ -9,7 +9,7 @@ from functools import partial
 from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.errors import format_error_line
 from llm_spec.contract.events import Guarantee, StreamEvent
-from llm_spec.contract.model import PassTimingModel, TokenDrafter, TokenModel
+from llm_spec.contract.token_model import PassTimingModel, TokenDrafter, TokenModel
 from llm_spec.local.answer import stream_token_model
 from llm_spec.local.concurrent_answers import count_open_answers
 from llm_spec.local.loop import GenerationLimits

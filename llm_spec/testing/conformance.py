@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.events import Finish, FinishReason, StreamEvent, TextDelta
-from llm_spec.contract.model import DraftToken, TokenDrafter, TokenModel
 from llm_spec.contract.provider import Capabilities, LlmProvider
 from llm_spec.contract.request import ChatRequest
+from llm_spec.contract.token_model import DraftToken, TokenDrafter, TokenModel
 from llm_spec.testing.stream_checks import (
     ConformanceError,
     SubjectUnderTest,

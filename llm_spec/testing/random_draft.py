@@ -12,8 +12,8 @@ from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import ConfigError
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
-from llm_spec.kit.addresses import strip_credentials
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.kit.server_addresses import strip_credentials
 from llm_spec.measure.tokens import stream_texts_as_draft_pieces
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Check that a token model, its sessions and its tokenizer keep what `llm_spec.contract.model` promises of them."""
+"""Check that a token model, its sessions and its tokenizer keep what `llm_spec.contract.token_model` promises of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm_spec.contract.request import ChatRequest
 from llm_spec.testing.stream_checks import ConformanceError
 
 if TYPE_CHECKING:
-    from llm_spec.contract.model import TokenModel, TokenSession
+    from llm_spec.contract.token_model import TokenModel, TokenSession
 
 __all__ = ["check_token_model_conformance"]
 

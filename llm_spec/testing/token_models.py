@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.contract.errors import InvalidRequestError
-from llm_spec.contract.model import Tokenizer, TokenModel
+from llm_spec.contract.token_model import Tokenizer, TokenModel
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.kit.local_provider import TokenModelProvider
 from llm_spec.local.forks import reset_in_forked_child

@@ -29,7 +29,6 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import ServerAddress, find_proxy, parse_server_address, strip_credentials
 from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
 from llm_spec.kit.http_errors import (
@@ -40,6 +39,7 @@ from llm_spec.kit.http_errors import (
     read_stream_error_status,
 )
 from llm_spec.kit.open_calls import OpenCalls
+from llm_spec.kit.server_addresses import ServerAddress, find_proxy, parse_server_address, strip_credentials
 from llm_spec.kit.session_headers import get_session_headers
 
 __all__ = ["AnthropicMessagesClient", "SdkStream"]

@@ -32,8 +32,8 @@ def __getattr__(name: str) -> object:
 
 
 def _load_gguf_provider(model: str, base_url: str | None) -> GgufProvider:
-    from llm_spec.kit.addresses import strip_credentials
-    from llm_spec.kit.query_options import parse_query_options
+    from llm_spec.kit.model_options import parse_query_options
+    from llm_spec.kit.server_addresses import strip_credentials
     from llm_spec_gguf.options import GgufOptions
     from llm_spec_gguf.provider import GgufProvider
 

@@ -21,7 +21,7 @@ from typing import Final, get_args
 from llm_spec import ConfigError
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.contract.model import PassCosts, TokenSession
+from llm_spec.contract.token_model import PassCosts, TokenSession
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
 from llm_spec.local.threads import count_usable_cores
 from llm_spec_gguf.contexts import ContextPool

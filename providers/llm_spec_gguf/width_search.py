@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.model import PassCosts
+from llm_spec.contract.token_model import PassCosts
 
 if TYPE_CHECKING:
     from llm_spec_gguf.library import LlamaContext

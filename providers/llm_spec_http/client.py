@@ -10,7 +10,6 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import ConfigError, LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import Proxy, find_proxy, parse_server_address
 from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
 from llm_spec.kit.http_errors import (
@@ -23,6 +22,7 @@ from llm_spec.kit.http_errors import (
 )
 from llm_spec.kit.json import dumps, loads
 from llm_spec.kit.open_calls import OpenCalls
+from llm_spec.kit.server_addresses import Proxy, find_proxy, parse_server_address
 from llm_spec.kit.session_headers import get_session_headers
 from llm_spec_http.dialects.base import Body
 

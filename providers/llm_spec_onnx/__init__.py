@@ -27,7 +27,7 @@ def __getattr__(name: str) -> object:
 
 
 def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
-    from llm_spec.kit.addresses import strip_credentials
+    from llm_spec.kit.server_addresses import strip_credentials
 
     folder, _, query = model.partition("?")
     if base_url is not None or not folder:
@@ -46,7 +46,7 @@ def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
 
 
 def _open_provider(folder: Path, name: str, query: str) -> OnnxProvider:
-    from llm_spec.kit.query_options import parse_query_options
+    from llm_spec.kit.model_options import parse_query_options
     from llm_spec_onnx.options import OnnxOptions
     from llm_spec_onnx.provider import OnnxProvider
 

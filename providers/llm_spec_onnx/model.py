@@ -24,7 +24,7 @@ import numpy as np
 
 from llm_spec import ConfigError
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.contract.model import TokenSession
+from llm_spec.contract.token_model import TokenSession
 from llm_spec.kit.model_folder.files import find_file, read_json
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.caches import prefill_prompt

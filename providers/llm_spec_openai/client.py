@@ -22,10 +22,10 @@ from openai._streaming import ServerSentEvent  # it has no public name
 
 from llm_spec import ConfigError, LlmSpecError
 from llm_spec.contract.provider import VENDOR_FIRST_CHUNK_S
-from llm_spec.kit.addresses import find_proxy, parse_server_address, strip_credentials
 from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.event_loops import PerLoopResource, SingleLoopGuard
 from llm_spec.kit.open_calls import OpenCalls
+from llm_spec.kit.server_addresses import find_proxy, parse_server_address, strip_credentials
 from llm_spec.kit.session_headers import get_session_headers
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import (

@@ -12,7 +12,6 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import Proxy, ServerAddress
 from llm_spec.kit.answer_parts import BrokenAnswerError
 from llm_spec.kit.http_errors import (
     get_error_words,
@@ -21,6 +20,7 @@ from llm_spec.kit.http_errors import (
     mask_secrets,
     read_stream_error_status,
 )
+from llm_spec.kit.server_addresses import Proxy, ServerAddress
 
 __all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 

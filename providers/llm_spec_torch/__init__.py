@@ -32,8 +32,8 @@ def __getattr__(name: str) -> object:
 
 
 def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
-    from llm_spec.kit.addresses import strip_credentials
-    from llm_spec.kit.query_options import parse_query_options
+    from llm_spec.kit.model_options import parse_query_options
+    from llm_spec.kit.server_addresses import strip_credentials
     from llm_spec_torch.options import TorchOptions
     from llm_spec_torch.provider import TorchProvider
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llm_spec import ConfigError, Sampling, TargetError
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.contract.model import TokenModel
+from llm_spec.contract.token_model import TokenModel
 from llm_spec.kit.model_folder.files import read_json
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.forks import reset_in_forked_child

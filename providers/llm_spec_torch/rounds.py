@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from llm_spec import ModelOutputError, Sampling
-from llm_spec.contract.model import DeviceRoundResult
+from llm_spec.contract.token_model import DeviceRoundResult
 from llm_spec.local.caches import prefill_prompt
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
@@ -121,7 +121,7 @@ def _prefill_draft_session(
 
 
 class TorchRoundRunner:
-    """One request's rounds on an engine that has read its prompt; see `llm_spec.contract.model.DeviceRoundRunner`.
+    """One request's rounds on an engine that has read its prompt; see `llm_spec.contract.token_model.DeviceRoundRunner`.
 
     `draft_context`: positions that the draft may read. `release` gives the caches back.
     """

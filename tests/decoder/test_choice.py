@@ -16,7 +16,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.decoder.choice import StrategyPlanner, choose_strategy
 from llm_spec.decoder.config import StrategyName
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 

@@ -16,7 +16,7 @@ from llm_spec import ConfigError, LlmProvider, PromptLookup, ProviderDraft, Suff
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.errors import MissingExtraError, ModelLoadError, UnknownProviderError
 from llm_spec.decoder.entry_points import NamedProvider, ProviderSpec, registered_providers
-from llm_spec.kit.addresses import parse_server_address
+from llm_spec.kit.server_addresses import parse_server_address
 from llm_spec.server.config import ModelConfig
 from llm_spec.testing import RandomDraft, ScriptedProvider
 

@@ -10,7 +10,7 @@ import pytest
 
 from llm_spec import ChatRequest, SpeculativeDecoder, StreamEvent, TargetError, TextDelta, Usage
 from llm_spec.contract.response import complete_from_stream
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.decoder.metered import MeteredTarget
 from llm_spec.decoder.metering import TokenMeter
 from llm_spec.testing import ScriptedProvider

@@ -45,7 +45,7 @@ SITUATIONS: dict[str, Situation] = {
 }
 HELD_ELSEWHERE = {
     "request": "llm_spec_http/test_messages.py",
-    "discovery": "decoder/test_discovery.py",
+    "discovery": "decoder/test_feature_discovery.py",
     "refused": "test_refusals.py",
     "retried": "test_refusals.py",
     "draft_failed": "test_faults.py",

@@ -13,7 +13,7 @@ import pytest
 from llm_spec import ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, open_provider
 from llm_spec.decoder.config import StrategyName
 from llm_spec.decoder.stop_rules import may_token_complete_two
-from llm_spec.local.text import StopMatcher
+from llm_spec.local.detokenizing import StopMatcher
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 from llm_spec.testing.server.model import ScriptedModel

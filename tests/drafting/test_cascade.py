@@ -21,7 +21,7 @@ from llm_spec import (
     SuffixDraft,
 )
 from llm_spec.contract.draft import DraftCapabilities
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.testing import ByteTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 
 # ----------------------------------------------------------------------------------------------- joined

@@ -16,7 +16,7 @@ from support.draft_checks import TARGET, choose
 
 from llm_spec import CascadeDraft, DraftError
 from llm_spec.contract.draft import DraftCapabilities
-from llm_spec.contract.model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.token_model import DraftToken, SelfPacedTokenDraft, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.draft_worth import DraftWorth
 
 RIGHT, WRONG = 7, 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llm_spec import CascadeDraft, ChatRequest, Fixed, PromptLookup, SpeculativeConfig, SpeculativeDecoder, SuffixDraft
-from llm_spec.contract.model import DraftToken, RequestAwareDrafter, TokenDraft
 from llm_spec.contract.optional import open_token_draft
+from llm_spec.contract.token_model import DraftToken, RequestAwareDrafter, TokenDraft
 from llm_spec.testing import ByteTokenizer, LocalProvider, TableModel
 from llm_spec.testing.conformance import check_draft_conformance
 

@@ -22,7 +22,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.contract.model import DraftToken, TokenDrafter
+from llm_spec.contract.token_model import DraftToken, TokenDrafter
 from llm_spec.drafting.suffix_automaton import PastAnswers, SuffixMatch
 from llm_spec.local.acceptance import make_acceptance_rule
 from llm_spec.local.lookahead import Fixed

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.kit.addresses import find_proxy
+from llm_spec.kit.server_addresses import find_proxy
 
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 URLS = (

@@ -19,7 +19,7 @@ from support.tiny_models import BUILTIN, MakeFolder
 
 from llm_spec import ConfigError
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.contract.model import PrefixReusingSession, TokenSession
+from llm_spec.contract.token_model import PrefixReusingSession, TokenSession
 from llm_spec.local.caches import PREFILL_CHUNK_TOKENS, prefill_prompt
 from llm_spec.testing import check_token_model_conformance
 

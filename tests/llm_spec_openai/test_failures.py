@@ -16,7 +16,7 @@ from support.openai_wire import KEY, QUESTION, OpenAIWire, provider_of
 from support.wire import chunk, text_chunks
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.kit.addresses import ServerAddress
+from llm_spec.kit.server_addresses import ServerAddress
 
 pytestmark = pytest.mark.virtual_clock
 

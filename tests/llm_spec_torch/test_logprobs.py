@@ -13,7 +13,7 @@ from support.logprob_checks import EVERY_REQUEST, build_logprob_request, check_l
 from support.text_checks import ROUNDING
 
 from llm_spec import DraftProvider, Fixed, PromptLookup, ProviderDraft, SpeculativeConfig, SpeculativeDecoder
-from llm_spec.contract.model import TokenModel
+from llm_spec.contract.token_model import TokenModel
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import RandomDraft
 

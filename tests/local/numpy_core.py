@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_spec.contract.model import DraftToken
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.local import acceptance
 from llm_spec.local.acceptance import AcceptanceRule, CoupledAcceptance, RejectionAcceptance, VerifyResult
 from llm_spec.local.noise import NoisePurpose

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_spec.contract.errors import ConfigError, ModelOutputError
-from llm_spec.contract.model import DraftToken
 from llm_spec.contract.request import Sampling
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.local.acceptance import (
     CoupledAcceptance,
     LossyTypicalAcceptance,

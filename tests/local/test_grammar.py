@@ -40,7 +40,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.contract.errors import MissingExtraError
-from llm_spec.contract.model import GrammarTokenizer, TokenDrafter, TokenModel
+from llm_spec.contract.token_model import GrammarTokenizer, TokenDrafter, TokenModel
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.acceptance import VerifyResult
 from llm_spec.local.acceptance_name import AcceptanceName

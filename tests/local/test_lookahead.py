@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from llm_spec.contract.errors import ConfigError
-from llm_spec.contract.model import PassCosts
+from llm_spec.contract.token_model import PassCosts
 from llm_spec.local.calibration import ConfidenceRecord
 from llm_spec.local.lookahead import (
     CostAware,

@@ -38,7 +38,7 @@ from llm_spec import (
     ToolCallDelta,
 )
 from llm_spec.contract.formats import FORMATS
-from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDrafter
+from llm_spec.contract.token_model import DeviceRoundResult, DraftToken, TokenDrafter
 from llm_spec.local.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.answer import generate_events

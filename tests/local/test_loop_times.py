@@ -27,7 +27,7 @@ from support.generation_checks import (
 
 from llm_spec import ChatRequest, Fixed, ReferenceDraft
 from llm_spec.contract.events import LocalTimings
-from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.token_model import DeviceRoundResult, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.local.lookahead import LookaheadController, RoundFeedback
 from llm_spec.local.loop import Generation
 from llm_spec.local.sampling import FloatArray

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llm_spec import CascadeDraft, Fixed, ProviderDraft
 from llm_spec.contract.draft import DraftCapabilities
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.drafting import cascade, draft_worth
 from llm_spec.local.acceptance import RejectionAcceptance
 from llm_spec.local.lookahead import LookaheadController

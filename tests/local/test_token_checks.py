@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llm_spec import DraftError
-from llm_spec.contract.model import DraftToken
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.local.propose import ReadOnlyTokenIds, check_confidence, check_draft_token, get_confidence_before_sampling
 
 QUOTE = "what the user wrote"

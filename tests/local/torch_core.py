@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llm_spec.contract.errors import ModelOutputError
-from llm_spec.contract.model import DraftToken
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.local.acceptance import AcceptanceRule, VerifyResult
 from llm_spec.local.sampling import Sampler
 

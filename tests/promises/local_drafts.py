@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from llm_spec import CascadeDraft, DraftProvider, LlmProvider, PromptLookup, ReferenceDraft, SuffixDraft
-from llm_spec.contract.model import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.testing import LocalProvider, TableModel
 from promises.drafts import spoil_words
 

@@ -29,9 +29,9 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.contract.model import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.token_model import DraftToken, PassCosts, TokenDraft, TokenModel, TokenSampler
 from llm_spec.decoder.choice import StrategyPlanner, choose_strategy
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.answer import generate_events
 from llm_spec.local.lookahead import CostAware, LookaheadController, LookaheadPolicy, RoundFeedback

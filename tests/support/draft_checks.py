@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llm_spec import ChatRequest
 from llm_spec.contract.draft import DraftPiece, DraftProvider
-from llm_spec.contract.model import DraftToken, TokenDrafter
+from llm_spec.contract.token_model import DraftToken, TokenDrafter
 from llm_spec.local.sampling import FloatArray
 from llm_spec.testing import ByteTokenizer, TableModel
 

@@ -8,7 +8,14 @@ from functools import partial
 from typing import Any
 
 from llm_spec import ChatRequest, Fixed, Sampling, StreamEvent
-from llm_spec.contract.model import DeviceRoundResult, DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.contract.token_model import (
+    DeviceRoundResult,
+    DraftToken,
+    TokenDraft,
+    TokenDrafter,
+    TokenModel,
+    TokenSampler,
+)
 from llm_spec.local.acceptance import make_acceptance_rule
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.answer import generate_events

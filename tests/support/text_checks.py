@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from llm_spec import SpeculativeResult
-from llm_spec.contract.model import Tokenizer
+from llm_spec.contract.token_model import Tokenizer
 
 __all__ = ["check_greedy_ids", "check_greedy_text", "check_one_text", "check_rows", "check_texts"]
 

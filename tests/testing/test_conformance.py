@@ -23,8 +23,8 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.contract.model import TokenDraft, TokenModel, TokenSampler
 from llm_spec.contract.provider import Capabilities
+from llm_spec.contract.token_model import TokenDraft, TokenModel, TokenSampler
 from llm_spec.measure.tokens import stream_texts_as_draft_pieces
 from llm_spec.testing import (
     ConformanceError,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from llm_spec import ChatRequest, ConfigError, Fixed, SpeculativeConfig, SpeculativeDecoder, open_draft
-from llm_spec.contract.model import DraftToken
+from llm_spec.contract.token_model import DraftToken
 from llm_spec.testing import RANDOM_DRAFT, LocalProvider, RandomDraft, TableModel
 
 if TYPE_CHECKING:
-    from llm_spec.contract.model import FloatArray
+    from llm_spec.contract.token_model import FloatArray
 
 
 def never(logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:

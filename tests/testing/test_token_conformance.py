@@ -14,7 +14,7 @@ from llm_spec.testing import ByteTokenizer, CharTokenizer, ConformanceError, Tab
 
 if TYPE_CHECKING:
     from llm_spec import ChatRequest
-    from llm_spec.contract.model import TokenSession
+    from llm_spec.contract.token_model import TokenSession
 
 FloatArray = NDArray[np.floating[Any]]
 

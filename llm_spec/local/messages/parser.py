@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from llm_spec.contract.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.formats import SPACE, MessageFormat, ReasoningMarks
+from llm_spec.local.detokenizing import HeldText, find_longest_partial_mark
 from llm_spec.local.messages.calls import ToolCallScanner, parse_tool_calls
-from llm_spec.local.text import HeldText, find_longest_partial_mark
 
 __all__ = ["MessageParser"]
 

@@ -28,7 +28,7 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ReasoningDetail
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.local.text import StopMatcher
+from llm_spec.local.detokenizing import StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.tokens import count_piece_tokens

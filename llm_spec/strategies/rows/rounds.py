@@ -30,8 +30,8 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.request import ChatRequest
 from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.local.detokenizing import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.local.lookahead import MAX_LOOKAHEAD
-from llm_spec.local.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.measure.baseline import count_prompt_characters
 from llm_spec.measure.clock import get_loop_clock
 from llm_spec.measure.tokens import count_answer_tokens_in_event, count_piece_tokens

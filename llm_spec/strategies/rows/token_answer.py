@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.contract.events import Origin, TextDelta
-from llm_spec.local.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, list_possible_undecodable_lengths
+from llm_spec.local.detokenizing import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, list_possible_undecodable_lengths
 
 __all__ = ["TokenAnswer"]
 

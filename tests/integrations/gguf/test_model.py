@@ -21,7 +21,7 @@ from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece
 
 from llm_spec import ConfigError, ProviderDraft, TargetError, open_provider
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.contract.model import PassTimingModel, PrefixReusingSession
+from llm_spec.contract.token_model import PassTimingModel, PrefixReusingSession
 from llm_spec.local.caches import PREFILL_CHUNK_TOKENS, prefill_prompt
 from llm_spec.local.threads import count_usable_cores
 from llm_spec.testing import check_token_model_conformance

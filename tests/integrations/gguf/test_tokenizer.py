@@ -7,7 +7,7 @@ from llm_spec_gguf import GgufModel, GgufProvider
 from support.gguf_models import PAIR, WriteModel, sentencepiece_vocabulary
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError
-from llm_spec.contract.model import TokenModel
+from llm_spec.contract.token_model import TokenModel
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 
 TEXTS = (

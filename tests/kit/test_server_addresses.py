@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.kit.addresses import parse_server_address, strip_credentials
+from llm_spec.kit.server_addresses import parse_server_address, strip_credentials
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_spec.contract.events import Origin, TextDelta
-from llm_spec.contract.model import Tokenizer
 from llm_spec.contract.request import ChatRequest
-from llm_spec.local.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
+from llm_spec.contract.token_model import Tokenizer
+from llm_spec.local.detokenizing import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 from llm_spec.testing import ByteTokenizer, CharTokenizer
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"

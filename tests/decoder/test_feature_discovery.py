@@ -20,7 +20,7 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
 from llm_spec.decoder.config import StrategyName
-from llm_spec.decoder.discovery import FeatureDiscovery
+from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.testing import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 

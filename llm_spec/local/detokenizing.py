@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec.contract.events import Origin, ReasoningDelta, StreamEvent, TextDelta, TokenLogprob
-from llm_spec.contract.model import Tokenizer
+from llm_spec.contract.token_model import Tokenizer
 
 __all__ = [
     "MAX_CHARACTER_TOKENS",

@@ -7,7 +7,7 @@ from typing import TypedDict
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.kit.query_options import parse_query_options
+from llm_spec.kit.model_options import parse_query_options
 
 
 class Options(TypedDict, total=False):
