@@ -9,8 +9,8 @@ Over HTTP
 
 Chunks as OpenAI's API has them
 - `openai_chat`: chunks to events. `openai_chunks`: a server's own chunks in the API's form, for `ChunkStreaming`.
-- `openai_calls`, `openai_logprobs`: tool calls and log-probabilities. `answer_parts`: counts, usage, how an answer ended,
-  what this library does not read, and the error for what cannot be read.
+- `openai_calls`, `openai_logprobs`: tool calls and log-probabilities. `answer_parts`: counts, usage, ends, what this
+  library does not read, and the error for what cannot be read.
 - `json`: JSON by orjson where it is installed. `surrogates`: halves of characters that come apart.
 
 Models in this process (with `llm_spec.local`: threads, caches, noise, sampling)

@@ -1,4 +1,4 @@
-"""Check that a token model, its sessions and its tokenizer keep what `llm_spec.contract.token_model` promises of them."""
+"""Check that a token model, its sessions and tokenizer keep what `llm_spec.contract.token_model` promises of them."""
 
 from __future__ import annotations
 

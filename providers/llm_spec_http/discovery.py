@@ -3,7 +3,7 @@
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
 again after a while where the answer was no: servers are updated, and others take their place at the same address. Where
 a check failed for a passing reason (a server that is still loading its model), it is made again soon. What the model
-has to do for them is asked one call at a time, while no answer is open (`trial_pace.py`).
+has to do for them is asked one call at a time, while no answer is open (`trial_turns.py`).
 
 Whether a server goes on from a text is found out at once, since an answer that broke off waits for it.
 """
@@ -25,7 +25,7 @@ from llm_spec.contract.tools import find_message_parts
 from llm_spec.measure.clock import now
 from llm_spec_http.messages import HttpMessageParser
 from llm_spec_http.tokens import HttpTokenEndpoint
-from llm_spec_http.trial_pace import TrialPace
+from llm_spec_http.trial_turns import TrialTurns
 
 __all__ = ["ServerFeatures", "forget_all_server_findings"]
 
@@ -71,7 +71,7 @@ class _ServerFindings:
     messages: _FeatureFinding = field(default_factory=_FeatureFinding)
     message_parts: frozenset[MessagePart] = frozenset()  # in which the parser of messages agreed with chat
     separates_reasoning: bool = False
-    pace: TrialPace = field(default_factory=TrialPace)
+    turns: TrialTurns = field(default_factory=TrialTurns)
     wants_messages: bool = False  # whether somebody wants to know if there is a parser of messages
 
 
@@ -111,10 +111,10 @@ class ServerFeatures:
         server: Hashable | None = None,
     ) -> None:
         self._findings = findings = _get_shared_findings(server)
-        self.pace = findings.pace
+        self.turns = findings.turns
         self._tokens = tokens
         self._token_id_trial = (
-            None if tokens is None else _TokenIdTrial(tokens, self.pace, lambda: findings.separates_reasoning)
+            None if tokens is None else _TokenIdTrial(tokens, self.turns, lambda: findings.separates_reasoning)
         )
         self._messages = messages
         self._known = replace(known, discoverable=_list_discoverable_features(known, tokens, messages))
@@ -218,7 +218,7 @@ class ServerFeatures:
         elif tokens is not None and trial is not None:
             await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_supported:
-                await self._scorer.probe_if_due(lambda: _passes_check(_can_score_tokens(tokens, self.pace)))
+                await self._scorer.probe_if_due(lambda: _passes_check(_can_score_tokens(tokens, self.turns)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
@@ -400,10 +400,12 @@ class _TokenIdTrial:
     What a call gave is kept: a trial that was left, as at the end of its event loop, goes on where it was.
     """
 
-    def __init__(self, tokens: HttpTokenEndpoint, pace: TrialPace, may_separate_reasoning: Callable[[], bool]) -> None:
+    def __init__(
+        self, tokens: HttpTokenEndpoint, turns: TrialTurns, may_separate_reasoning: Callable[[], bool]
+    ) -> None:
         self._tokens = tokens
         self._may_separate_reasoning = may_separate_reasoning
-        self._pace = pace
+        self._turns = turns
         self._cached_results: dict[str, Any] = {}
 
     async def run_to_end(self) -> bool | TransientError:
@@ -421,8 +423,8 @@ class _TokenIdTrial:
         has_good_batch = await self._check_batch("words", [word_ids[:2], word_ids[:3]])
         if has_good_batch is False:
             return False
-        chat_text, chat_ids = await self._collect_at_pace("answer", lambda: tokens.stream_chat(request))
-        text, ids = await self._collect_at_pace("continued", lambda: tokens.stream_after(prompt_ids, request))
+        chat_text, chat_ids = await self._collect_in_turn("answer", lambda: tokens.stream_chat(request))
+        text, ids = await self._collect_in_turn("continued", lambda: tokens.stream_after(prompt_ids, request))
         # of reasoning the server's chat gives the text apart
         is_same = chat_ids == ids and (chat_text == text or self._may_separate_reasoning())
         if not is_same or has_good_batch:
@@ -433,25 +435,25 @@ class _TokenIdTrial:
     async def _check_batch(self, name: str, prefixes: list[list[int]]) -> bool | None:
         """Whether a batch gives what each prefix gives by itself; None: all give the same, whatever their order is."""
         tokens, one_token = self._tokens, replace(_REQUESTS[-1], max_tokens=1)
-        batch = await self._call_at_pace(name, lambda: tokens.sample_next(prefixes, _GREEDY))
+        batch = await self._call_in_turn(name, lambda: tokens.sample_next(prefixes, _GREEDY))
         first, *others = batch
-        text, token_ids = await self._collect_at_pace(
+        text, token_ids = await self._collect_in_turn(
             f"{name}, streamed", lambda: tokens.stream_after(prefixes[0], one_token)
         )
         if token_ids[:1] != [first.token_id] or not (first.is_end or text.startswith(first.text)):
             return False
         for prefix, other in zip(prefixes[1:], others, strict=True):
-            alone = await self._call_at_pace(f"{name}, {len(prefix)}", partial(tokens.sample_next, [prefix], _GREEDY))
+            alone = await self._call_in_turn(f"{name}, {len(prefix)}", partial(tokens.sample_next, [prefix], _GREEDY))
             if alone != [other]:
                 return False
         return None if len({token.token_id for token in batch}) == 1 else True
 
-    async def _call_at_pace(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call_in_turn(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gave, or gives when it may be made."""
-        return await self._call_cached(name, lambda: self._pace.run_call(call))
+        return await self._call_cached(name, lambda: self._turns.run_call(call))
 
-    async def _collect_at_pace(self, name: str, open_stream: Callable[[], _EventStream]) -> _TextAndIds:
-        return await self._call_at_pace(name, lambda: _collect_text_and_ids(open_stream()))
+    async def _collect_in_turn(self, name: str, open_stream: Callable[[], _EventStream]) -> _TextAndIds:
+        return await self._call_in_turn(name, lambda: _collect_text_and_ids(open_stream()))
 
     async def _call_cached(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         if name in self._cached_results:
@@ -470,13 +472,13 @@ class _TokenIdTrial:
         return last, await self._tokens.encode_chat(last)
 
 
-async def _can_score_tokens(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
+async def _can_score_tokens(tokens: HttpTokenEndpoint, turns: TrialTurns) -> bool:
     """Whether the likeliest tokens that it reports are those that it samples, position by position."""
     ids, picked = await tokens.encode_chat(_REQUESTS[-1]), list[int]()
     for _ in range(2):
-        (token,) = await pace.run_call(lambda: tokens.sample_next([[*ids, *picked]], _GREEDY))
+        (token,) = await turns.run_call(lambda: tokens.sample_next([[*ids, *picked]], _GREEDY))
         picked.append(token.token_id)
-    rows = await pace.run_call(lambda: tokens.score([*ids, picked[0]], num_rows=2, top=2))
+    rows = await turns.run_call(lambda: tokens.score([*ids, picked[0]], num_rows=2, top=2))
     same_tokens = [row.top[0][0] for row in rows] == picked
     # scores come without text, so that the text of a token must not depend on its neighbours
     alone = [await tokens.decode([token_id]) for token_id in await tokens.encode(_WORDS)]

@@ -98,7 +98,7 @@ class HttpProvider:
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._features.try_messages_on_answer(request) or self._stream_answer(request)
-        return self._features.pace.watch(opened)
+        return self._features.turns.watch(opened)
 
     @asynccontextmanager
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -118,10 +118,10 @@ class HttpProvider:
         if tokens is None or request.raw:
             return self.stream(request)
         opened = tokens.stream_chat_trying_token_ids(request, on_refusal=self._features.mark_token_ids_missing)
-        return self._features.pace.watch(opened)
+        return self._features.turns.watch(opened)
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
-        return self._features.pace.watch(self._stream_answer_chunks(request))
+        return self._features.turns.watch(self._stream_answer_chunks(request))
 
     @asynccontextmanager
     async def _stream_answer_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
@@ -135,7 +135,7 @@ class HttpProvider:
         if not self._dialect.stops_when_reader_leaves:
             return await complete_from_stream(self, request)
         body = build_request_body(request, self._model, self._dialect, stream=False)
-        async with self._features.pace.watch(self._open_whole_answer(request, body)) as events:
+        async with self._features.turns.watch(self._open_whole_answer(request, body)) as events:
             return await read_whole_http_answer(events)
 
     @asynccontextmanager

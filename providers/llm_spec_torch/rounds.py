@@ -121,7 +121,7 @@ def _prefill_draft_session(
 
 
 class TorchRoundRunner:
-    """One request's rounds on an engine that has read its prompt; see `llm_spec.contract.token_model.DeviceRoundRunner`.
+    """One request's rounds on an engine that has read its prompt; see the protocol `DeviceRoundRunner`.
 
     `draft_context`: positions that the draft may read. `release` gives the caches back.
     """

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.trial_pace import TrialPace
+from llm_spec_http.trial_turns import TrialTurns
 
 from llm_spec import ChatRequest
 from llm_spec.testing.clock import run_virtual
@@ -22,14 +22,14 @@ POLL_S = 0.2  # how late calls may begin, all together
 class Trial:
     """Calls of a trial, one after another; each takes `CALL_S`."""
 
-    def __init__(self, pace: TrialPace) -> None:
+    def __init__(self, turns: TrialTurns) -> None:
         self.began_s: list[float] = []
         self.num_running = self.most_running = 0
-        self._pace = pace
+        self._turns = turns
 
     async def run(self, num_calls: int) -> None:
         for _ in range(num_calls):
-            await self._pace.run_call(self._call)
+            await self._turns.run_call(self._call)
 
     async def _call(self) -> None:
         self.began_s.append(asyncio.get_running_loop().time())
@@ -46,8 +46,8 @@ async def open_answer() -> AsyncGenerator[None]:
     yield
 
 
-async def answer(pace: TrialPace, seconds: float) -> None:
-    async with pace.watch(open_answer()):
+async def answer(turns: TrialTurns, seconds: float) -> None:
+    async with turns.watch(open_answer()):
         await asyncio.sleep(seconds)
 
 
@@ -59,7 +59,7 @@ def test_without_an_answer_nothing_waits() -> None:
     """A program that finds out before its first request waits for the calls alone."""
 
     async def run() -> None:
-        trial = Trial(TrialPace())
+        trial = Trial(TrialTurns())
         await trial.run(3)
         assert trial.began_s == at(0.0, 0.5, 1.0)
 
@@ -70,15 +70,15 @@ def test_calls_wait_for_a_second_without_an_answer() -> None:
     """Not in an answer, nor in the short time between two."""
 
     async def run() -> None:
-        pace = TrialPace()
-        trial = Trial(pace)
+        turns = TrialTurns()
+        trial = Trial(turns)
         running = asyncio.create_task(trial.run(3))
         await asyncio.sleep(0.1)
         assert trial.began_s == at(0.0)
         for _ in range(3):  # until 9.8 s
-            await answer(pace, 2.5)
+            await answer(turns, 2.5)
             await asyncio.sleep(0.75)
-        await answer(pace, 1.0)
+        await answer(turns, 1.0)
         await running
         assert trial.began_s == at(0.0, 11.85, 12.35)
 
@@ -89,11 +89,11 @@ def test_beside_steady_answers_there_is_one_call_a_minute() -> None:
     """The first a minute after it was wanted, and all at once again when a second is idle."""
 
     async def run() -> None:
-        pace = TrialPace()
-        trial = Trial(pace)
-        async with pace.watch(open_answer()):
+        turns = TrialTurns()
+        trial = Trial(turns)
+        async with turns.watch(open_answer()):
             running = asyncio.create_task(trial.run(5))
-            others = [asyncio.create_task(answer(pace, 200.0)) for _ in range(3)]
+            others = [asyncio.create_task(answer(turns, 200.0)) for _ in range(3)]
             await asyncio.gather(*others)
         await running
         assert trial.began_s == at(60.0, 120.0, 180.0, 201.0, 201.5)
@@ -105,11 +105,11 @@ def test_a_later_trial_waits_anew() -> None:
     """A minute from when it begins, whatever was before."""
 
     async def run() -> None:
-        pace = TrialPace()
-        trial = Trial(pace)
+        turns = TrialTurns()
+        trial = Trial(turns)
         await trial.run(1)
         await asyncio.sleep(1000.0)
-        async with pace.watch(open_answer()):
+        async with turns.watch(open_answer()):
             await trial.run(1)
         assert trial.began_s == at(0.0, 1060.5)
 
@@ -120,11 +120,11 @@ def test_trials_at_once_make_one_call_at_a_time() -> None:
     """Idle or not."""
 
     async def run() -> None:
-        pace = TrialPace()
-        trial = Trial(pace)
+        turns = TrialTurns()
+        trial = Trial(turns)
         await asyncio.gather(*(trial.run(2) for _ in range(3)))
         assert (len(trial.began_s), trial.most_running) == (6, 1)
-        async with pace.watch(open_answer()):
+        async with turns.watch(open_answer()):
             began_s = asyncio.get_running_loop().time()
             await asyncio.gather(*(trial.run(1) for _ in range(2)))
         first_s, second_s = trial.began_s[-2:]
@@ -136,21 +136,21 @@ def test_trials_at_once_make_one_call_at_a_time() -> None:
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_call_that_is_left_or_fails_leaves_its_turn_to_the_next(*, fails: bool) -> None:
     async def run() -> None:
-        pace = TrialPace()
+        turns = TrialTurns()
 
         async def fail() -> None:
             raise OSError("no connection")
 
         if fails:
             with pytest.raises(OSError, match="no connection"):
-                await pace.run_call(fail)
+                await turns.run_call(fail)
         else:
-            left = asyncio.create_task(Trial(pace).run(1))
+            left = asyncio.create_task(Trial(turns).run(1))
             await asyncio.sleep(0.1)
             left.cancel()
             await asyncio.gather(left, return_exceptions=True)
         began_s = asyncio.get_running_loop().time()
-        trial = Trial(pace)
+        trial = Trial(turns)
         await trial.run(1)
         assert trial.began_s == at(began_s)
 
@@ -159,11 +159,11 @@ def test_a_call_that_is_left_or_fails_leaves_its_turn_to_the_next(*, fails: bool
 
 def test_an_answer_that_fails_is_open_no_more() -> None:
     async def run() -> None:
-        pace = TrialPace()
+        turns = TrialTurns()
         with pytest.raises(OSError, match="broken"):
-            async with pace.watch(open_answer()):
+            async with turns.watch(open_answer()):
                 raise OSError("broken")
-        trial = Trial(pace)
+        trial = Trial(turns)
         await trial.run(1)
         assert trial.began_s == at(1.0)
 
@@ -172,16 +172,16 @@ def test_an_answer_that_fails_is_open_no_more() -> None:
 
 async def test_answers_of_other_event_loops_count() -> None:
     """A server does not know of them."""
-    pace, is_open, may_end = TrialPace(), threading.Event(), threading.Event()
+    turns, is_open, may_end = TrialTurns(), threading.Event(), threading.Event()
 
     async def hold_answer() -> None:
-        async with pace.watch(open_answer()):
+        async with turns.watch(open_answer()):
             is_open.set()
             await asyncio.to_thread(may_end.wait)
 
     other = asyncio.create_task(asyncio.to_thread(asyncio.run, hold_answer()))
     await asyncio.to_thread(is_open.wait)
-    trial = Trial(pace)
+    trial = Trial(turns)
     running = asyncio.create_task(trial.run(1))
     try:
         await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""TrialPace: when calls that find out what a server can do are made, so that they hold no answer up for long.
+"""TrialTurns: when calls that find out what a server can do are made, so that they hold no answer up for long.
 
 One at a time, while no answer has been open for a second, since one answer often follows another. Where no such second
 comes within a minute, one call is made beside an answer, and one more a minute later.
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from llm_spec.local.forks import reset_in_forked_child
 from llm_spec.measure.clock import now
 
-__all__ = ["TrialPace"]
+__all__ = ["TrialTurns"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first sc
 _POLL_S: Final = 0.05
 
 
-class TrialPace:
+class TrialTurns:
     """The answers that are open at one server, and calls of trials. Any number of event loops may use it."""
 
     def __init__(self) -> None:
