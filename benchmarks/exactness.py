@@ -19,19 +19,20 @@ from pathlib import Path
 from llm_spec import CostAware, DraftProvider, Fixed, SpeculativeConfig, SpeculativeDecoder, open_draft, open_provider
 from llm_spec.contract.request import RequestOptions
 from llm_spec.local.lookahead import LookaheadPolicy
+from llm_spec.testing import RandomDraft
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 TEMPERATURES = (0.0, 0.7, 1.0)
 LOOKAHEADS: dict[str, LookaheadPolicy] = {"1": Fixed(1), "3": Fixed(3), "8": Fixed(8), "adaptive": CostAware()}
-DRAFTS = ("builtin:draft", "random", "lookup", "lookup+builtin:draft", "suffix+builtin:draft")
+DRAFTS = ("builtin:draft", "lookup", "lookup+builtin:draft", "suffix+builtin:draft")
 
 
 async def compare_combinations(num_prompts: int, num_seeds: int, max_tokens: int) -> int:
     """The number of combinations compared; ends the program at the first difference."""
     target = open_provider("builtin:target")
-    drafts: dict[str, DraftProvider] = {name: open_draft(name) for name in DRAFTS}
+    drafts: dict[str, DraftProvider] = {name: open_draft(name) for name in DRAFTS} | {"random": RandomDraft()}
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[:num_prompts]
-    compared: dict[str, int] = dict.fromkeys(DRAFTS, 0)
+    compared: dict[str, int] = dict.fromkeys(drafts, 0)
     started = time.perf_counter()
     for line, temperature, seed in itertools.product(lines, TEMPERATURES, range(num_seeds)):
         messages = json.loads(line)["messages"]

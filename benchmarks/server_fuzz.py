@@ -16,6 +16,7 @@ import asyncio
 import collections
 import json
 import multiprocessing
+import os
 import random
 import re
 import subprocess
@@ -429,11 +430,16 @@ async def fuzz(url: str, num_requests: int, num_clients: int, seed: int) -> Fuzz
     return seen
 
 
+DOUBLES: Final = Path(__file__).parents[1] / "tests"  # where the name `rules` is registered
+
+
 def start_server(config: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """`llm-spec serve`, and its address."""
     command = [sys.executable, "-c", "import sys; from llm_spec.cli.main import main; sys.exit(main())"]
+    command += ["serve", "--port", "0", "--config", str(config)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DOUBLES), os.environ.get("PYTHONPATH", "")])}
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "serve", "--port", "0", "--config", str(config)], stdout=out, stderr=out)  # noqa: S603
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)  # noqa: S603
     until_s = time.monotonic() + HANGS_S
     while time.monotonic() < until_s and process.poll() is None:
         found = re.search(r"serves at (\S+)", log.read_text())

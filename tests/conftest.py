@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):  # a machine's proxy is not for loopback
         os.environ.pop(name, None)
         os.environ.pop(name.lower(), None)
+    # programs that tests start find the names of doubles (`*.dist-info` here) as the tests do
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ["LLM_SPEC_CACHE_DIR"] = ""  # what a test finds out about this machine is not kept
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the environments of other frameworks
         from hypothesis import settings

@@ -123,7 +123,7 @@ class Recorder:
 @asynccontextmanager
 async def recording(client: str, file: Path) -> AsyncGenerator[Recorder]:
     """A relay that is open, before a server that is."""
-    config = ServerConfig(models={"m": ModelConfig(target="rules:any")}, default_model="m", port=0)
+    config = ServerConfig(models={"m": ModelConfig(target="builtin:target")}, default_model="m", port=0)
     async with AsyncExitStack() as stack:
         stack.enter_context(patch("llm_spec.server.models.open_provider", lambda *_: _RuledAgent()))
         server = await stack.enter_async_context(Server(config))
