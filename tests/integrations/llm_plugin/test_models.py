@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -338,7 +339,7 @@ def test_a_wrong_file_says_what_is_wrong(text: str, told: str) -> None:
 def run_llm(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "llm", *arguments],
-        env={"LLM_USER_PATH": str(folder), "PATH": "/usr/bin", **environment},
+        env={"LLM_USER_PATH": str(folder), "PATH": "/usr/bin", "PYTHONPATH": os.environ["PYTHONPATH"], **environment},
         capture_output=True,
         text=True,
         check=False,
