@@ -2,6 +2,8 @@
 
 python examples/local_checkpoint.py [TARGET_FOLDER DRAFT_FOLDER]
 
+Without folders it takes a small pair, which `python tools/make_pair.py` writes.
+
 Needs: pip install 'llm-spec[torch]'
 """
 
@@ -19,8 +21,7 @@ except ModuleNotFoundError as error:
 PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
 
 
-async def main() -> None:
-    target_folder, draft_folder = sys.argv[1:] or (PAIR / "target", PAIR / "draft")
+async def main(target_folder: str, draft_folder: str) -> None:
     target, draft = TorchProvider(target_folder), TorchProvider(draft_folder)
     drafts = {
         "nothing": None,
@@ -38,4 +39,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    folders = sys.argv[1:] or [str(PAIR / "target"), str(PAIR / "draft")]
+    if len(folders) != 2 or not all(Path(folder).exists() for folder in folders):
+        raise SystemExit("name two folders that exist, or none and run before: python tools/make_pair.py")
+    asyncio.run(main(*folders))

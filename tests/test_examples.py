@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from make_pair import find_pair
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CLAIMS = {
@@ -41,6 +42,8 @@ CASES = [pytest.param(name, marks=pytest.mark.slow if name == "local_checkpoint.
 @pytest.mark.parametrize("name", CASES)
 def test_example(name: str) -> None:
     """It ends well, without a warning, and prints what it claims."""
+    if name == "local_checkpoint.py":
+        find_pair()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # two that wait for each other are slower beside other work
     command = [sys.executable, "-W", "error", EXAMPLES / name]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from make_pair import find_pair
 from support.tiny_models import BUILTIN
 
-PAIR = Path(__file__).parent / "peers" / "models"
+PAIR = find_pair()
 MAX_END_S = 20.0  # far less than the answers take, and far more than the end: machines are slow at times
 
 DAEMON = """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make_pair import find_pair
 from support.tiny_models import BUILTIN
 
 torch: Any = pytest.importorskip("torch")
@@ -17,7 +18,7 @@ transformers: Any = pytest.importorskip("transformers")
 
 torch.set_num_threads(1)  # two that wait for each other are slower, where other work goes on
 
-PAIR = Path(__file__).parents[1] / "peers" / "models"
+PAIR = find_pair()
 SIZES: dict[str, Any] = {
     "vocab_size": 4096,
     "hidden_size": 32,

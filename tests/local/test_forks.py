@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from make_pair import find_pair
 from support.tiny_models import BUILTIN
 
 from llm_spec import BreakerPolicy, Budget, ConcurrencyLimit, TransientError
@@ -27,7 +28,7 @@ from llm_spec.local.threads import DaemonThreadPool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
-PAIR = Path(__file__).parents[1] / "peers" / "models"
+PAIR = find_pair()
 
 # The program forks at the moment MOMENT. The child answers, and has 60 s for it; what it says is printed.
 PROGRAM = """

@@ -13,10 +13,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from make_pair import find_pair
 
 __all__ = ["INSTALL", "MODELS", "serve_llama", "serve_vllm", "write_gguf"]
 
-MODELS = Path(__file__).parent / "models"
+MODELS = find_pair()
 INSTALL = "tools/peers/install.sh"
 
 _GUARD = Path(__file__).with_name("guard.py")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llm_spec_gguf import GgufModel, GgufProvider
+from make_pair import find_pair
 
 __all__ = [
     "PAIR",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-PAIR = ROOT / "tests" / "peers" / "models"
+PAIR = find_pair()
 _SPEC = importlib.util.spec_from_file_location("to_gguf", ROOT / "tools" / "peers" / "to_gguf.py")
 assert _SPEC is not None
 assert _SPEC.loader is not None
