@@ -46,7 +46,7 @@ class OpenCalls:
         self.is_closed = False
         self._name: Final = name
         self.under_way: Final[set[OpenCall]] = set()
-        self._responses: Final[dict[weakref.ref[Closable], asyncio.AbstractEventLoop]] = {}
+        self._responses: Final[dict[weakref.ref[Any], asyncio.AbstractEventLoop]] = {}
         self._lock: Final = threading.Lock()  # for the children: they cannot be listed while that changes
         self._children: Final[weakref.WeakSet[OpenCalls]] = weakref.WeakSet()
         self._closing: Final[set[asyncio.Task[None]]] = set()  # an event loop itself does not keep its tasks
