@@ -14,13 +14,14 @@ from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     BaseMessage,
+    InvalidToolCall,
     convert_to_openai_messages,
     message_chunk_to_message,
 )
 from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.block_translators import get_translator
-from langchain_core.messages.tool import InvalidToolCall, invalid_tool_call, tool_call_chunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.json import parse_partial_json
 
@@ -87,7 +88,7 @@ def _convert_message(message: BaseMessage, where: str) -> Iterator[ChatMessage]:
     marks = [_find_cache_marks(block) for block in _list_content_blocks(message)]
     # as one string LangChain would put newlines between blocks of text
     text_format: Literal["string", "block"] = "string" if isinstance(message.content, str) else "block"
-    for fields in cast("list[_Block]", convert_to_openai_messages([message], text_format=text_format)):
+    for fields in convert_to_openai_messages([message], text_format=text_format):
         if isinstance(fields["content"], list):
             fields["content"] = _convert_parts(fields["content"], marks)
         if isinstance(message, AIMessage) and fields["role"] == "assistant":
