@@ -18,6 +18,7 @@ import asyncio
 import csv
 import datetime
 import importlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,6 @@ from typing import Any, NamedTuple
 
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from torch_pair import PAIR, PROMPTS, AssistedGenerator, search_best_settings
 
 from llm_spec import (
     ChatRequest,
@@ -41,7 +41,13 @@ from llm_spec.local.lookahead import LookaheadPolicy
 
 transformers: Any = importlib.import_module("transformers")
 
+PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
+PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10)
+# transformers' settings, of which the fastest are searched for
+NUM_ASSISTANT_TOKENS = (1, 2, 3, 4, 6)
+CONFIDENCES = (0.0, 0.4)
+SCHEDULES = ("constant", "heuristic")
 GIB = 2**30
 
 
@@ -165,6 +171,48 @@ def count_weight_bytes(module: Any) -> int:
     return sum(p.numel() * p.element_size() for name, p in module.named_parameters() if "embed" not in name)
 
 
+class AssistedGenerator:
+    """transformers' assisted generation; an answer is its number of tokens and its seconds."""
+
+    def __init__(self, folder: Path, model: Any, assistant: Any) -> None:
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._model, self._assistant = model, assistant
+
+    def use_settings(self, num_tokens: int, confidence: float, schedule: str) -> None:
+        config = self._assistant.generation_config
+        config.num_assistant_tokens = num_tokens
+        config.num_assistant_tokens_schedule = schedule
+        config.assistant_confidence_threshold = confidence
+
+    def __call__(self, request: ChatRequest) -> tuple[int, float]:
+        messages = [message.to_openai() for message in request.messages]
+        started = time.perf_counter()
+        inputs = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(self._model.device)
+        temperature = request.sampling.temperature
+        sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        with torch.inference_mode():
+            out = self._model.generate(
+                **inputs, assistant_model=self._assistant, max_new_tokens=request.max_tokens, **sampling
+            )
+        new_ids = out[0, inputs["input_ids"].shape[1] :]
+        self._tokenizer.decode(new_ids, skip_special_tokens=True)
+        return len(new_ids), time.perf_counter() - started
+
+    def measure_tokens_per_s(self, requests: Sequence[ChatRequest]) -> float:
+        answers = [self(request) for request in requests]
+        return sum(num_tokens for num_tokens, _ in answers) / sum(seconds for _, seconds in answers)
+
+    def use_best_settings(self, requests: Sequence[ChatRequest]) -> None:
+        """Those that answer the requests fastest."""
+        speeds: dict[tuple[int, float, str], float] = {}
+        for settings in itertools.product(NUM_ASSISTANT_TOKENS, CONFIDENCES, SCHEDULES):
+            self.use_settings(*settings)
+            speeds[settings] = self.measure_tokens_per_s(requests)
+        self.use_settings(*max(speeds, key=lambda settings: speeds[settings]))
+
+
 class Row(NamedTuple):
     """One contender over all prompts."""
 
@@ -231,9 +279,8 @@ def run(arguments: argparse.Namespace) -> None:
             )
             for line in lines
         ]
-        search_best_settings(assisted, requests[:2])
-        answers = [assisted(request) for request in requests[:8]]
-        speed = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
+        assisted.use_best_settings(requests[:2])
+        speed = assisted.measure_tokens_per_s(requests[:8])
         rows.append([temperature, "transformers assisted", speed, "", "", "", ""])
         print(f"temperature {temperature:g}, transformers assisted: {speed:.1f} tokens/s", flush=True)
     target = TorchProvider(TorchModel(PAIR / "target", module=modules[0], device_rounds=True))
