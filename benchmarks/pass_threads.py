@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from chat_prompts import make_chat_prompts
+from chat_prompts import load_chat_prompts
 
 from llm_spec import ChatRequest, SpeculativeDecoder
 
@@ -47,7 +47,7 @@ def let_all_threads_compute(model: str) -> None:
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second for each number of answers at once, and the texts."""
-    prompts = make_chat_prompts(arguments.answers)["open"]
+    prompts = load_chat_prompts(arguments.answers)["open"]
     rates: dict[int, float] = {}
     texts: list[str] = []
     async with SpeculativeDecoder(None, arguments.model) as decoder:
