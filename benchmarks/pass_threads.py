@@ -2,10 +2,10 @@
 
     python benchmarks/pass_threads.py MODEL [--at-once 1 2 4] [--tokens 64] [--repeats 3] [--answers 8]
 
-MODEL is a provider string, such as gguf:FILE or torch:FOLDER. `kept`: passes run in the thread that is kept for them,
-and what a model computes while it is loaded in one that ends. `everywhere`: each runs in
-the thread of its request, and a model is loaded by the main one. Each of both has a process of its own, by turns; of
-the repeats the median counts. All texts must be the same.
+No option lets passes run in other threads, so `llm-spec bench` cannot compare them. MODEL is a provider string, such as
+gguf:FILE or torch:FOLDER. `kept`: passes run in the thread that is kept for them, and what a model computes while it is
+loaded in one that ends. `everywhere`: each runs in the thread of its request, and a model is loaded by the main one.
+Each of both has a process of its own, by turns; of the repeats the median counts. All texts must be the same.
 """
 
 from __future__ import annotations
