@@ -4,9 +4,10 @@
     python benchmarks/torch_gpu.py --device cpu --small      # the same steps on a CPU, to see that they work
 
 The models have the shapes of a 7B target and a 0.5B draft, and the acceptance of a real pair: the trained pair of
-`tests/peers/models`, dilated. Its weights fill a corner of the large matrices, norms and rotations are set so that the
-corner computes what the small model computes, and the rest multiplies zeros by random numbers: the same answers, for
-the memory traffic of a large model. Vocabulary 4,096, so the last layer is smaller than a 7B model's.
+`tests/peers/models` (`python tools/make_pair.py` writes it), dilated. Its weights fill a corner of the large matrices,
+norms and rotations are set so that the corner computes what the small model computes, and the rest multiplies zeros by
+random numbers: the same answers, for the memory traffic of a large model. Vocabulary 4,096, so the last layer is
+smaller than a 7B model's.
 
 Prints one table and leaves `torch_gpu.csv` and, where matplotlib is installed, `torch_gpu.png` in FOLDER.
 """
