@@ -1,22 +1,21 @@
 """An agent's history as a draft: tokens a round with and without the forms in which earlier texts come back.
 
-    python benchmarks/agent_history.py --tokenizer FOLDER [--traces FILE.jsonl.gz] [--files 12]
+    python benchmarks/agent_history.py --tokenizer FOLDER [--files 12]
 
-Every turn of an assistant, calls included, is a text to be written behind the messages before it. No model runs: a pass
-of w tokens costs 1 + .05 (w - 1), a drafted token .002, and the lookahead is the default one. The synthetic agent reads
-modules of Python's standard library (plainly, or with numbered lines) and edits them; `history` is one draft of a
-client for all turns of a transcript. Without forms a draft sees the ids of the prompt alone. Shares are of the accepted
-tokens, by what they were copied from; times of drafting are this machine's.
+Every turn of an assistant, calls included, is a text to be written behind the messages before it. No model runs, so
+`llm-spec bench` cannot give these figures: a pass of w tokens costs 1 + .05 (w - 1), a drafted token .002, and the
+lookahead is the default one. The synthetic agent reads modules of Python's standard library (plainly, or with numbered
+lines) and edits them; `history` is one draft of a client for all turns of a transcript. Without forms a draft sees the
+ids of the prompt alone. Shares are of the accepted tokens, by what they were copied from; times of drafting are this
+machine's.
 
-A line of --traces is an object with `messages` in OpenAI's form; FOLDER has a tokenizer.json and a chat template whose
-model writes calls as Hermes does.
+FOLDER has a tokenizer.json and a chat template whose model writes calls as Hermes does.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import gzip
 import json
 import threading
 import time
@@ -100,21 +99,6 @@ def make_call(name: str, arguments: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------ transcripts
-
-
-def read_traces(path: Path) -> Iterator[Turn]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            messages = json.loads(line)["messages"]
-            places = [index for index, message in enumerate(messages) if message["role"] == "assistant" and index]
-            for index in places:
-                message = messages[index]
-                calls = [call["function"] for call in message.get("tool_calls") or ()]
-                written = [write_call(call["name"], json.loads(call["arguments"])) for call in calls]
-                content: str | None = message.get("content")
-                text = "\n".join([content, *written] if content else written)
-                request = ChatRequest.create(messages[:index], tools=TOOLS)
-                yield Turn("recorded call" if calls else "recorded answer", request, text, index == places[0])
 
 
 def make_turns(num_files: int) -> Iterator[Turn]:
@@ -258,16 +242,10 @@ def print_row(name: str, kind: str, without: Sums, with_forms: Sums) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tokenizer", required=True, type=Path, help="a folder with tokenizer.json and chat template")
-    parser.add_argument("--traces", type=Path, help="recorded transcripts, gzipped JSON lines")
-    parser.add_argument("--transcripts", type=int, default=100, help="of the recorded ones, at most so many")
     parser.add_argument("--files", type=int, default=12)
     arguments = parser.parse_args()
     tokenizer = FolderTokenizer(arguments.tokenizer)
     turns = list(make_turns(arguments.files))
-    if arguments.traces is not None:
-        recorded = list(read_traces(arguments.traces))
-        starts = [index for index, turn in enumerate(recorded) if turn.is_first]
-        turns += recorded[: starts[arguments.transcripts] if arguments.transcripts < len(starts) else None]
     left_out = measure(turns, tokenizer)
     print(f"{len(turns)} turns, {len(left_out)} left out{f'; the last: {left_out[-1]}' if left_out else ''}")
 

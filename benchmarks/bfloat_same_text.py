@@ -3,10 +3,11 @@
     python benchmarks/bfloat_same_text.py FOLDER [--dtypes bfloat16 float32] [--lengths 31 32 33 900] [--seeds 13]
                                           [--max-tokens 24] [--threads 1]
 
-Each seed draws a prompt of so many tokens and a temperature. It is answered without a draft, and with four: lookup,
-suffix, the model's own first layers, and random tokens. So thirteen seeds at four lengths are 208 answers with a draft.
-Prints how many were the plain text's bytes, and how many of them were promised to be. Ends with 1 if one that was is
-not. Run it with `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` lowered to see other kernels than this CPU's own.
+`llm-spec bench` compares texts, too, but its prompts cannot have an exact number of tokens. Here each seed draws a
+prompt of so many tokens and a temperature. It is answered without a draft, and with four: lookup, suffix, the model's
+own first layers, and random tokens. So thirteen seeds at four lengths are 208 answers with a draft. Prints how many
+were the plain text's bytes, and how many of them were promised to be. Ends with 1 if one that was is not. Run it with
+`ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` lowered to see other kernels than this CPU's own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/gguf_passes.py MODEL.gguf [--threads 1] [--before 32 480 992 2000] [--rows 1 4 16] [--repeats 15]
 
-Passes take turns: each repeat reads each number of rows behind each kind of cache. Figures are milliseconds: the median
-of the repeats, and the fastest.
+`llm-spec bench` times answers, not passes. Passes take turns: each repeat reads each number of rows behind each kind of
+cache. Figures are milliseconds: the median of the repeats, and the fastest.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Requests with tools on a real model in this process: with every draft what the target alone answers, and how fast.
 
     python benchmarks/local_tools.py --model torch:FOLDER [--draft SPEC] [--contenders lookup suffix ...]
-        [--requests 50] [--skip 0] [--temperatures 0 0.7] [--max-tokens 48] [--minutes 60] [--keep-prompts]
+        [--requests 50] [--skip 0] [--temperatures 0 0.7] [--max-tokens 48] [--minutes 60]
 
 The folder's chat template must list `tools`, show calls in Hermes form, and name `</think>` if reasoning is to be
-reported apart. `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every
-contender are compared with plain's. Where transformers is installed, so are the calls with what its own parser reads in
-the raw text. `--draft` adds a draft model, alone and behind lookup. Contenders rotate. A request is answered by all of
-them before the next begins: the table holds for what has run when the minutes are up. Seconds are of whole answers, by
-this program's clock.
+reported apart. `llm-spec bench` has no requests with tools; `tool_requests.py` has these. Text, reasoning, names,
+arguments and finish reason of every contender are compared with plain's. Where transformers is installed, so are the
+calls with what its own parser reads in the raw text. `--draft` adds a draft model, alone and behind lookup. A prompt is
+read before it is answered the first time. Contenders rotate. A request is answered by all of them before the next
+begins: the table holds for what has run when the minutes are up. Seconds are of whole answers, by this program's clock.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from llm_spec import (
     SuffixDraft,
     open_provider,
 )
-from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler, TokenSession
-from llm_spec.testing import LocalProvider, RandomDraft
+from llm_spec.contract.token_model import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.testing import RandomDraft
 
 HERMES = {  # transformers' own notation of the format
     "start_anchor": "<|im_start|>assistant\n",
@@ -126,64 +126,6 @@ class RecordingTokenDraft:
     def close(self) -> None:
         self._answer_ids.extend(self._context_ids[self._num_prompt_tokens :])
         self._draft.close()
-
-
-class PromptKeepingModel:
-    """A model whose latest prompt stays read: the contenders' answers to a request begin with the same cache."""
-
-    def __init__(self, model: TokenModel) -> None:
-        self._model = model
-        self.kept: dict[bool, tuple[Sequence[int], TokenSession]] = {}  # by whether it is exact
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def open(self, *, exact: bool = True) -> PromptKeepingSession:
-        return PromptKeepingSession(self._model.open(exact=exact), self, exact)
-
-
-class PromptKeepingSession:
-    def __init__(self, session: TokenSession, model: PromptKeepingModel, exact: bool) -> None:
-        self._session = session
-        self._model = model
-        self._exact = exact
-        self._prompt_ids: Sequence[int] = ()
-
-    @property
-    def length(self) -> int:
-        return self._session.length
-
-    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
-        self._prompt_ids = tuple(token_ids)
-        kept_ids, kept = self._model.kept.pop(self._exact, ((), None))
-        if kept is not None and kept_ids == self._prompt_ids:
-            self._session.close()
-            self._session = kept
-        elif kept is not None:
-            kept.close()
-        return self._session.length
-
-    def forward(self, token_ids: Sequence[int], *, num_rows: int) -> Any:
-        return self._session.forward(token_ids, num_rows=num_rows)
-
-    def truncate(self, length: int) -> None:
-        self._session.truncate(length)
-
-    def close(self) -> None:
-        if self._session.length < len(self._prompt_ids) or not self._prompt_ids:
-            self._session.close()
-            return
-        self._session.truncate(len(self._prompt_ids))
-        self._model.kept[self._exact] = (self._prompt_ids, self._session)
-
-
-def keep_prompts(target: LlmProvider) -> LlmProvider:
-    """The same target, each prompt read once."""
-    assert target.capabilities.token_model is not None, f"{target.name} is not a model in this process"
-    model: Any = PromptKeepingModel(target.capabilities.token_model)
-    keeping = LocalProvider(model)
-    keeping.capabilities = replace(target.capabilities, token_model=model)
-    return keeping
 
 
 def read_by_transformers(text: str) -> list[tuple[str, Any]] | None:
@@ -280,7 +222,7 @@ async def run(
             seeded = replace(request, sampling=Sampling(temperature=table.temperature, seed=seed))
             names = [*names[1:], names[0]]
             if table is tables[0]:
-                await contenders["plain"].answer(replace(seeded, max_tokens=1))  # reads the prompt, where it is kept
+                await contenders["plain"].answer(replace(seeded, max_tokens=1))  # reads the prompt
             for name in names:
                 table.answers[name].append(await contenders[name].answer(seeded))
             plain = table.answers["plain"][-1]
@@ -301,14 +243,12 @@ async def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="requests, to share them among processes")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--keep-prompts", action="store_true", help="read each prompt once; seconds are without it")
     parser.add_argument("--minutes", type=float, default=60.0)
     arguments = parser.parse_args()
     ends_s = time.monotonic() + 60 * arguments.minutes
     model = None if arguments.draft is None else ProviderDraft(open_provider(arguments.draft))
     requests = make_tool_requests(arguments.max_tokens)[arguments.skip :][: arguments.requests]
     target, recording = open_provider(arguments.model), RecordingLookup()
-    target = keep_prompts(target) if arguments.keep_prompts else target
     contenders = make_contenders(target, recording, model, arguments.contenders)
     tables: list[Table] = []
     async for tables in run(target, contenders, recording, requests, arguments.temperatures):

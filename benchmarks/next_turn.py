@@ -1,11 +1,10 @@
-"""How long until the first token of a conversation's next turn, and of a draft that is called again?
+"""How long until the first token of a conversation's next turn?
 
     python benchmarks/next_turn.py gguf:/path/model.gguf [--words 800] [--repeat 5]
 
 A model in this process goes on with the cache of an earlier answer. `first turn` is a question about a text of so many
-words, `next turn` another one after the answer, and `other text` as long a conversation that it has not read. `first
-call` is a draft's for an answer to a short question, as a server's target has one; `next call` the same for 12 tokens
-more, `other call` as long a prompt that it has not read. Seconds are medians by this program's clock.
+words, `next turn` another one after the answer, and `other text` as long a conversation that it has not read. `llm-spec
+bench` has no such conversation: there all contenders share the cache. Seconds are medians by this program's clock.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from llm_spec import ChatMessage, ChatRequest, DraftProvider, LlmProvider, ProviderDraft, TextDelta, open_provider
-from llm_spec.contract.optional import open_draft_for_request
+from llm_spec import ChatMessage, ChatRequest, LlmProvider, TextDelta, open_provider
 
 WORDS = ("the", "cat", "dog", "house", "tree", "runs", "sees", "finds", "old", "new", "blue", "small", "and", "near")
 
@@ -55,27 +52,6 @@ async def time_turns(target: LlmProvider, texts: Iterator[str]) -> dict[str, flo
     return {"first turn": first_s, "next turn": next_s, "other text": other_s}
 
 
-async def time_first_piece(draft: DraftProvider, request: ChatRequest) -> tuple[float, str]:
-    """Seconds until it comes, and the text of the call."""
-    started, first_s, text = time.perf_counter(), None, ""
-    async with draft.draft(request, 12) as pieces:
-        async for piece in pieces:
-            first_s = first_s or time.perf_counter() - started
-            text += piece.text
-    return first_s or time.perf_counter() - started, text
-
-
-async def time_calls(provider: LlmProvider, texts: Iterator[str]) -> dict[str, float]:
-    """The seconds of a draft's first call in an answer, of the next one, and of one for another request."""
-    requests = [ChatRequest.create(f"Say more: {next(texts)}", temperature=0) for _ in range(2)]
-    draft, other = ProviderDraft(provider), ProviderDraft(provider)
-    calls = open_draft_for_request(draft)
-    first_s, text = await time_first_piece(calls, requests[0])
-    next_s, _ = await time_first_piece(calls, replace(requests[0], prefix=text))
-    other_s, _ = await time_first_piece(other, replace(requests[1], prefix=text))
-    return {"first call": first_s, "next call": next_s, "other call": other_s}
-
-
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
@@ -83,12 +59,9 @@ async def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     provider = open_provider(arguments.model)
-    long_texts, short_texts = make_texts(arguments.words), make_texts(100)
-    await time_turns(provider, long_texts)  # what is slow once
-    times = [
-        await time_turns(provider, long_texts) | await time_calls(provider, short_texts)
-        for _ in range(arguments.repeat)
-    ]
+    texts = make_texts(arguments.words)
+    await time_turns(provider, texts)  # what is slow once
+    times = [await time_turns(provider, texts) for _ in range(arguments.repeat)]
     await provider.aclose()
     for name in times[0]:
         print(f"{name:12}{statistics.median(one[name] for one in times):8.3f} s")

@@ -2,10 +2,10 @@
 
     python benchmarks/pass_threads.py MODEL [--at-once 1 2 4] [--tokens 64] [--repeats 3] [--answers 8]
 
-MODEL is a provider string, such as gguf:FILE or torch:FOLDER. `kept`: passes run in the thread that is kept for them,
-and what a model computes while it is loaded in one that ends. `everywhere`: each runs in
-the thread of its request, and a model is loaded by the main one. Each of both has a process of its own, by turns; of
-the repeats the median counts. All texts must be the same.
+No option lets passes run in other threads, so `llm-spec bench` cannot compare them. MODEL is a provider string, such as
+gguf:FILE or torch:FOLDER. `kept`: passes run in the thread that is kept for them, and what a model computes while it is
+loaded in one that ends. `everywhere`: each runs in the thread of its request, and a model is loaded by the main one.
+Each of both has a process of its own, by turns; of the repeats the median counts. All texts must be the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from chat_prompts import make_chat_prompts
+from chat_prompts import load_chat_prompts
 
 from llm_spec import ChatRequest, SpeculativeDecoder
 
@@ -47,7 +47,7 @@ def let_all_threads_compute(model: str) -> None:
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second for each number of answers at once, and the texts."""
-    prompts = make_chat_prompts(arguments.answers)["open"]
+    prompts = load_chat_prompts(arguments.answers)["open"]
     rates: dict[int, float] = {}
     texts: list[str] = []
     async with SpeculativeDecoder(None, arguments.model) as decoder:

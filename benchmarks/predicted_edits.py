@@ -2,11 +2,12 @@
 
     python benchmarks/predicted_edits.py --model torch:FOLDER [--files 20] [--max-tokens N] [--shares 0.02 0.1 0.5]
 
-The files are modules of Python's standard library of 100 to 400 lines; a share of their lines is changed, inserted,
-left out or moved. The model is real, and so is what its passes cost; what it writes is forced to the edited file by its
-logits. Plain, prompt lookup (the file stands in the prompt) and the prediction answer each file in an order that
-rotates. A file's prompt is read once, before all of them. Seconds are of whole answers, opening the draft included, by
-this program's clock; figures are ratios to plain: the median of the files, and that of their seconds together.
+`llm-spec bench` has no predictions, and no model that writes a given text. The files are modules of Python's standard
+library of 100 to 400 lines; a share of their lines is changed, inserted, left out or moved. The model is real, and so
+is what its passes cost; what it writes is forced to the edited file by its logits. Plain, prompt lookup (the file
+stands in the prompt) and the prediction answer each file in an order that rotates. A file's prompt is read once, before
+all of them. Seconds are of whole answers, opening the draft included, by this program's clock; figures are ratios to
+plain: the median of the files, and that of their seconds together.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/sampling.py [--vocabularies 4096 49152 151936] [--positions 64]
 
-Logits are normal, of a standard deviation of 3, in float32. Each row is a request's `Sampling`; times are medians in
-microseconds, of one thread, and after something else has used the cache. `filters` are the log-probabilities of a
-request, `all` and `likely` the two scorers of `llm_spec/local/token_scores.py`, each with its share of preparing the
-noise; `likely` is used for large vocabularies. The tokens are the same, and those of the request's sampler, or it exits
-with 1.
+`llm-spec bench` times answers, not a step of them. Logits are normal, of a standard deviation of 3, in float32. Each
+row is a request's `Sampling`; times are medians in microseconds, of one thread, and after something else has used the
+cache. `filters` are the log-probabilities of a request, `all` and `likely` the two scorers of
+`llm_spec/local/token_scores.py`, each with its share of preparing the noise; `likely` is used for large vocabularies.
+The tokens are the same, and those of the request's sampler, or it exits with 1.
 """
 
 from __future__ import annotations

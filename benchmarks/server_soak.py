@@ -2,10 +2,10 @@
 
     python benchmarks/server_soak.py [--streams 500] [--seconds 60]
 
-Every piece of an answer says which it is and when the upstream wrote it, so that a piece that is lost, doubled or in
-another's answer is seen, and how long each was on its way. Everything is on 127.0.0.1. At the end nothing may be open
-behind the server, its memory must not have grown with the number of requests, and a SIGTERM in the middle of streams
-must let them end. Exit code 1 where that is not so.
+`llm-spec bench` has no faults and no slow readers. Every piece of an answer says which it is and when the upstream
+wrote it, so that a piece that is lost, doubled or in another's answer is seen, and how long each was on its way.
+Everything is on 127.0.0.1. At the end nothing may be open behind the server, its memory must not have grown with the
+number of requests, and a SIGTERM in the middle of streams must let them end. Exit code 1 where that is not so.
 """
 
 from __future__ import annotations

@@ -6,47 +6,37 @@
     python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 [--kind tools|reasoning] [--eager]
         [--strategies race] [--drafts lookup suffix prediction vllm:m@http://127.0.0.1:8001/v1]
         [--constrained]
-    python benchmarks/server_tools.py --url http://127.0.0.1:8000/v1 --samples 300
 
-`tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every contender are compared
-with the chat endpoint's own greedy answer, streamed. Contenders rotate, and a request is answered by all of them before
-the next begins; ratios are paired, plain's seconds by the contender's, by this program's clock. `--eager` speculates
-in every request, whether it pays or not, with all contenders at once; that is for comparing answers, and its ratios say
-nothing. A draft named `prediction` is the request's own guess at its answer.
+`llm-spec bench` has no requests with tools. `tool_requests.py` has the requests. Text, reasoning, names, arguments and
+finish reason of every contender are compared with the chat endpoint's own greedy answer, streamed. Contenders rotate,
+and a request is answered by all of them before the next begins; ratios are paired, plain's seconds by the contender's,
+by this program's clock. `--eager` speculates in every request, whether it pays or not, with all contenders at once;
+that is for comparing answers, and its ratios say nothing. A draft named `prediction` is the request's own guess at its
+answer.
 
 vLLM takes reasoning for ended where its mark is in the prompt. In `--example`, an answer before the question, it has to
 be written in other tokens than those of the mark: OLMo's parser knows it by its text, others by a token of its own.
 
 `--constrained` makes the tools strict, and has the answers that reason be JSON of a schema; only `race` takes these.
-
-`--samples` draws so many answers at temperature 1 and compares an argument of what they call, by chi-square, with
-twice as many of plain's: all its values, and the drafted one alone. The draft is often wrong. Each strategy does it
-again with a fault that must be found (`planted_faults.py`): where the draft is right, that is preferred.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from planted_faults import planted
-from tool_requests import NUMBER, TEXT, make_tool, make_tool_requests
+from tool_requests import TEXT, make_tool_requests
 
 from llm_spec import (
     ChatRequest,
     ChatResponse,
     Fixed,
     LlmProvider,
-    ReferenceDraft,
     Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -63,7 +53,6 @@ from llm_spec.measure.run_stats import DraftRunStats
 GREEDY = Sampling(temperature=0.0)
 EAGER_ROWS = 4  # drafted tokens in a call
 EXAMPLE = "<think><p>The user asks what 2 plus 3 is. It is 5.</p></think>\n2 plus 3 is 5."
-DRAFTED_SHARE = 0.15  # of plain's draws that are as the draft has them, about
 QUESTIONS = (
     "What is 17 plus 25?",
     "Which is the capital of France?",
@@ -321,103 +310,6 @@ async def compare(arguments: argparse.Namespace) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------ sampling
-
-
-async def sample(arguments: argparse.Namespace) -> bool:
-    """Draws of one request's calls: by plain, by each strategy with a draft that is often wrong, and with its fault."""
-    target_name = f"vllm:{arguments.model}@{arguments.url}"
-    target = open_provider(target_name)
-    request = make_sampled_request(arguments.max_tokens)
-    plain = open_decoder(target, None, "plain", is_eager=False)
-    own, _ = await draw(plain, request, 2 * arguments.samples)
-    shares = {people: count / own.total() for people, count in own.items() if people != "none"}
-    drafted = min(shares, key=lambda people: abs(shares[people] - DRAFTED_SHARE))
-    common = [value for value, count in own.items() if count >= 12] or [drafted]
-    print(f"plain: {own.total()} draws, {len(own)} different; the draft, {drafted}, is {shares[drafted]:.0%} of them")
-    await target.aclose()
-    draft = ReferenceDraft(write_call("book", f'{{"city": "London", "people": {drafted}, "hotel": true}}'))
-    is_right = True
-    for strategy in arguments.strategies:
-        for is_faulty in (False, True):
-            with planted(strategy) if is_faulty else nullcontext():
-                target = open_provider(target_name)
-                decoder = open_decoder(target, draft, strategy, is_eager=True)
-                for _ in range(arguments.warm_up):
-                    await decoder.decode(replace(request, sampling=GREEDY))
-                await asyncio.sleep(arguments.settle_s)
-                drawn, num_accepted = await draw(decoder, request, arguments.samples)
-                all_values = compare_draws(own, drawn, common)
-                one_value = compare_draws(own, drawn, [drafted])
-                print(
-                    f"{strategy}{', with the fault' if is_faulty else ''}: {drawn.total()} draws, {drawn[drafted]} as "
-                    f"drafted; chi-square {all_values:.1f} of {len(common)} degrees of freedom, of the drafted one "
-                    f"alone {one_value:.1f}; {num_accepted} tokens accepted",
-                    flush=True,
-                )
-                await target.aclose()
-            is_right = is_right and (is_likely(all_values, len(common)) and is_likely(one_value, 1)) != is_faulty
-    return is_right
-
-
-def make_sampled_request(max_tokens: int) -> ChatRequest:
-    """A call of which the second argument may be many things, and is followed by a third."""
-    calls = [("Book a trip for some people.", "London", 3), ("And another one.", "Rome", 5)]
-    messages: list[dict[str, Any]] = []
-    for index, (question, city, people) in enumerate(calls):
-        arguments = json.dumps({"city": city, "people": people, "hotel": True})
-        call = {"id": f"call_{index}", "type": "function", "function": {"name": "book", "arguments": arguments}}
-        messages += [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": "booked"},
-            {"role": "assistant", "content": "It is booked."},
-        ]
-    tools = [make_tool("book", "Book a trip", city=TEXT, people=NUMBER, hotel={"type": "boolean"})]
-    messages.append({"role": "user", "content": "And another one."})
-    return ChatRequest.create(messages, tools=tools, temperature=1.0, top_k=5, max_tokens=max_tokens)
-
-
-def read_people(result: SpeculativeResult) -> str:
-    """What is compared of an answer: how many people the trip is for."""
-    written = "".join(call.arguments for call in result.tool_calls)
-    found = re.search(r'"people": (\d+)', written)
-    return "none" if found is None else found[1]
-
-
-def write_call(name: str, given: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>'
-
-
-async def draw(decoder: SpeculativeDecoder, request: ChatRequest, num_draws: int) -> tuple[Counter[Any], int]:
-    """What was called how often, and how many drafted tokens were accepted."""
-    counts: Counter[Any] = Counter()
-    gate, num_accepted = asyncio.Semaphore(6), 0
-
-    async def draw_one() -> None:
-        nonlocal num_accepted
-        async with gate:
-            result = await decoder.decode(request)
-            counts[read_people(result)] += 1
-            num_accepted += result.stats.num_accepted_draft_tokens
-
-    await asyncio.gather(*(draw_one() for _ in range(num_draws)))
-    return counts, num_accepted
-
-
-def compare_draws(expected: Counter[Any], counts: Counter[Any], values: Sequence[Any]) -> float:
-    """Chi-square of two samples, all other values together: with as many degrees of freedom as there are `values`."""
-    rest = [sample.total() - sum(sample[value] for value in values) for sample in (expected, counts)]
-    pairs = [(expected[value], counts[value]) for value in values] + [(rest[0], rest[1])]
-    a, b = expected.total(), counts.total()
-    return sum((x * (b / a) ** 0.5 - y * (a / b) ** 0.5) ** 2 / (x + y) for x, y in pairs if x + y)
-
-
-def is_likely(chi_square: float, degrees: int) -> bool:
-    """Whether it is below what one in about 100,000 exceeds (Wilson and Hilferty)."""
-    return chi_square < degrees * (1 - 2 / (9 * degrees) + 4.27 * (2 / (9 * degrees)) ** 0.5) ** 3
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--url", required=True, help="ends in /v1")
@@ -434,9 +326,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--constrained", action="store_true")
-    parser.add_argument("--samples", type=int, default=0)
     arguments = parser.parse_args()
-    if not asyncio.run(sample(arguments) if arguments.samples else compare(arguments)):
+    if not asyncio.run(compare(arguments)):
         raise SystemExit("the answers differ")
 
 

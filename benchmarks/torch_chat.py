@@ -4,11 +4,11 @@
                                     [--repeats 2] [--early-exit 8] [--only NAME ...] [--kinds copy open] [--no-loading]
                                     [--answers FILE]
 
-FOLDER holds a small instruct model, such as SmolLM2-135M-Instruct. Ten prompts ask for copies (edits, quotes, JSON; the
-package's own prompts), ten are open questions. Each number of threads has a process of its own, and so has each side
-whose loading is measured. All contenders answer a prompt one after another, in an order that rotates, and compute in
-one thread: where two threads of a process call OpenMP, passes of either are slower. Of the repeats the fastest counts.
-In each repeat drafts and what a decoder has learned begin anew, and last from prompt to prompt.
+FOLDER holds a small instruct model, such as SmolLM2-135M-Instruct. Ten prompts ask for copies (edits, quotes, JSON),
+ten are open questions. Each number of threads has a process of its own, and so has each side whose loading is measured.
+All contenders answer a prompt one after another, in an order that rotates, and compute in one thread: where two threads
+of a process call OpenMP, passes of either are slower. Of the repeats the fastest counts. In each repeat drafts and what
+a decoder has learned begin anew, and last from prompt to prompt.
 
 Times are those of whole answers, prompt reading included. A ratio is that of seconds a token, prompt by prompt: first
 to transformers' plain decoding, then to the same side's. Same: answers that are the same side's plain ones.
@@ -19,17 +19,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
-from answer_log import Answer, AnswerLog
-from chat_prompts import make_chat_prompts
+from chat_prompts import KINDS, load_chat_prompts
 from llm_spec_torch import TorchModel, TorchProvider
 
 from llm_spec import CascadeDraft, ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
@@ -40,6 +40,44 @@ transformers: Any = importlib.import_module("transformers")  # of which little i
 
 TORCH_PLAIN: Final = "torch: plain"
 HF_PLAIN: Final = "transformers plain"
+
+
+class Answer(NamedTuple):
+    """What a contender said, and how fast."""
+
+    num_tokens: int
+    seconds: float
+    text: str
+
+    @property
+    def seconds_per_token(self) -> float:
+        """An answer without tokens counts as one of one."""
+        return self.seconds / max(1, self.num_tokens)
+
+
+class AnswerLog:
+    """All contenders' answers to a request, by a name for it; one JSON object a line. Without a file nothing is kept.
+
+    What a draft or decoder learned from answers that are read from the file is lost.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._answers: dict[str, dict[str, Answer]] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self._answers[entry["request"]] = {name: Answer(*answer) for name, answer in entry["answers"].items()}
+
+    def get(self, request: str) -> dict[str, Answer] | None:
+        """None: it has to be measured."""
+        return self._answers.get(request)
+
+    def add(self, request: str, answers: Mapping[str, Answer]) -> None:
+        self._answers[request] = dict(answers)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"request": request, "answers": answers}) + "\n")
 
 
 Contender = Callable[[ChatRequest], Answer]
@@ -180,7 +218,7 @@ def compare(arguments: argparse.Namespace, threads: int) -> None:
     print(f"widths of equal bits: {list(exact.pass_widths)}" if exact.same_text else "no widths of equal bits")
     log = AnswerLog(arguments.answers)
     prompts = {
-        kind: texts for kind, texts in make_chat_prompts(arguments.num_prompts).items() if kind in arguments.kinds
+        kind: texts for kind, texts in load_chat_prompts(arguments.num_prompts).items() if kind in arguments.kinds
     }
     for temperature in arguments.temperatures:
         requests = [
@@ -213,7 +251,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--early-exit", type=int, default=8)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names; plain decoding is always there")
-    parser.add_argument("--kinds", nargs="+", default=["copy", "open"], choices=["copy", "open"], help="of prompts")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of prompts")
     parser.add_argument("--no-loading", dest="loading", action="store_false", help="without the time of loading")
     parser.add_argument("--answers", type=Path, help="keep answers in this file, and go on with those that it has")
     parser.add_argument("--part", choices=["transformers", "torch:", "compare"], help=argparse.SUPPRESS)

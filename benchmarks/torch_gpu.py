@@ -4,9 +4,10 @@
     python benchmarks/torch_gpu.py --device cpu --small      # the same steps on a CPU, to see that they work
 
 The models have the shapes of a 7B target and a 0.5B draft, and the acceptance of a real pair: the trained pair of
-`tests/peers/models`, dilated. Its weights fill a corner of the large matrices, norms and rotations are set so that the
-corner computes what the small model computes, and the rest multiplies zeros by random numbers: the same answers, for
-the memory traffic of a large model. Vocabulary 4,096, so the last layer is smaller than a 7B model's.
+`tests/peers/models` (`python tools/make_pair.py` writes it), dilated. Its weights fill a corner of the large matrices,
+norms and rotations are set so that the corner computes what the small model computes, and the rest multiplies zeros by
+random numbers: the same answers, for the memory traffic of a large model. Vocabulary 4,096, so the last layer is
+smaller than a 7B model's.
 
 Prints one table and leaves `torch_gpu.csv` and, where matplotlib is installed, `torch_gpu.png` in FOLDER.
 """
@@ -18,6 +19,7 @@ import asyncio
 import csv
 import datetime
 import importlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +28,6 @@ from typing import Any, NamedTuple
 
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from torch_pair import PAIR, PROMPTS, AssistedGenerator, search_best_settings
 
 from llm_spec import (
     ChatRequest,
@@ -41,7 +42,13 @@ from llm_spec.local.lookahead import LookaheadPolicy
 
 transformers: Any = importlib.import_module("transformers")
 
+PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
+PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10)
+# transformers' settings, of which the fastest are searched for
+NUM_ASSISTANT_TOKENS = (1, 2, 3, 4, 6)
+CONFIDENCES = (0.0, 0.4)
+SCHEDULES = ("constant", "heuristic")
 GIB = 2**30
 
 
@@ -165,6 +172,48 @@ def count_weight_bytes(module: Any) -> int:
     return sum(p.numel() * p.element_size() for name, p in module.named_parameters() if "embed" not in name)
 
 
+class AssistedGenerator:
+    """transformers' assisted generation; an answer is its number of tokens and its seconds."""
+
+    def __init__(self, folder: Path, model: Any, assistant: Any) -> None:
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._model, self._assistant = model, assistant
+
+    def use_settings(self, num_tokens: int, confidence: float, schedule: str) -> None:
+        config = self._assistant.generation_config
+        config.num_assistant_tokens = num_tokens
+        config.num_assistant_tokens_schedule = schedule
+        config.assistant_confidence_threshold = confidence
+
+    def __call__(self, request: ChatRequest) -> tuple[int, float]:
+        messages = [message.to_openai() for message in request.messages]
+        started = time.perf_counter()
+        inputs = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(self._model.device)
+        temperature = request.sampling.temperature
+        sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        with torch.inference_mode():
+            out = self._model.generate(
+                **inputs, assistant_model=self._assistant, max_new_tokens=request.max_tokens, **sampling
+            )
+        new_ids = out[0, inputs["input_ids"].shape[1] :]
+        self._tokenizer.decode(new_ids, skip_special_tokens=True)
+        return len(new_ids), time.perf_counter() - started
+
+    def measure_tokens_per_s(self, requests: Sequence[ChatRequest]) -> float:
+        answers = [self(request) for request in requests]
+        return sum(num_tokens for num_tokens, _ in answers) / sum(seconds for _, seconds in answers)
+
+    def use_best_settings(self, requests: Sequence[ChatRequest]) -> None:
+        """Those that answer the requests fastest."""
+        speeds: dict[tuple[int, float, str], float] = {}
+        for settings in itertools.product(NUM_ASSISTANT_TOKENS, CONFIDENCES, SCHEDULES):
+            self.use_settings(*settings)
+            speeds[settings] = self.measure_tokens_per_s(requests)
+        self.use_settings(*max(speeds, key=lambda settings: speeds[settings]))
+
+
 class Row(NamedTuple):
     """One contender over all prompts."""
 
@@ -231,9 +280,8 @@ def run(arguments: argparse.Namespace) -> None:
             )
             for line in lines
         ]
-        search_best_settings(assisted, requests[:2])
-        answers = [assisted(request) for request in requests[:8]]
-        speed = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
+        assisted.use_best_settings(requests[:2])
+        speed = assisted.measure_tokens_per_s(requests[:8])
         rows.append([temperature, "transformers assisted", speed, "", "", "", ""])
         print(f"temperature {temperature:g}, transformers assisted: {speed:.1f} tokens/s", flush=True)
     target = TorchProvider(TorchModel(PAIR / "target", module=modules[0], device_rounds=True))

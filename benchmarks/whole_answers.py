@@ -2,7 +2,8 @@
 
     python benchmarks/whole_answers.py vllm:NAME@http://127.0.0.1:8000/v1 [--answers 96] [--tokens 64]
 
-Greedy answers, 1, 8 and 32 at a time, in turns; medians of three, and how many texts are the same.
+`llm-spec bench` asks for streams alone. Greedy answers, 1, 8 and 32 at a time, in turns; medians of three, and how many
+texts are the same.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _RECENT: Final = 16  # plain steps, rounds with a draft, and answers, from which
 _MAX_DEVIATION: Final = 0.25  # of the time of recent rounds: by so much they may miss what such rounds take, …
 _MAX_SPREAD: Final = 1.6  # … and so far apart may steps or answers be, without saying that something disturbed them
 # Margins below and above what was measured. Steps between drafts are slower than steps that follow one another: by 8 %
-# in the median of 20 processes of benchmarks/speed_line.py, whose ranges these margins were found by.
+# in the median of 20 processes. The margins are such that nine ranges in ten hold the ratio of paired answers.
 _STEP_MARGINS: Final = (0.3, 0.1)
 _ANSWER_MARGINS: Final = (0.15, 0.15)
 _MEASURED_SHARE: Final = 0.5  # of an answer's tokens, to be measured in one that says how long it takes

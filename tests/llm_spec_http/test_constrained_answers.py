@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from planted_faults import planted
 from support.message_answers import answer, answer_plain, ask, learn_worth, message, opened, speculate
 from support.message_server import DRAWN, MessageServer, call
+from support.planted_faults import planted
 from support.probe_targets import TextDraft
 
 from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError

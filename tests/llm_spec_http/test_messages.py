@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from llm_spec_http import HttpProvider
 from llm_spec_http.messages import _has_broken_call
-from planted_faults import planted
 from support.message_answers import answer, answer_plain, ask, learn_worth, message, opened, speculate
 from support.message_server import DRAWN, END, MessageServer, call
+from support.planted_faults import planted
 from support.probe_targets import Patient
 
 from llm_spec import (

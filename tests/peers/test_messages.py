@@ -16,7 +16,7 @@ import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import serve_vllm
 from peers.test_providers import Peer, wait_until_idle
-from server_tools import constrain, open_decoder, write_call
+from server_tools import constrain, open_decoder
 from support.message_server import is_json
 from tool_requests import make_tool_requests
 
@@ -58,6 +58,10 @@ def vllm_with_parser(chat_model: Path, peers_folder: Path) -> Iterator[str]:
 def vllm_without_parser(chat_model: Path, peers_folder: Path) -> Iterator[str]:
     with serve_vllm(chat_model, "chat", peers_folder, *OPTIONS) as url:
         yield url
+
+
+def write_call(name: str, given: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>'
 
 
 def message(result: SpeculativeResult) -> tuple[Any, ...]:
