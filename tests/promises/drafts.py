@@ -56,7 +56,8 @@ DRAFTS: Final[tuple[DraftKind, ...]] = (
 )
 # What a draft that breaks its contract does.
 BROKEN: Final = (
-    *("raises CancelledError", "is no context", "raises at once", "raises at entering", "raises at leaving"),
+    *("raises CancelledError", "raises TimeoutError", "raises RuntimeError"),
+    *("is no context", "raises at once", "raises at entering", "raises at leaving"),
     *("gives None", "gives a tuple", "text is None", "text is a number", "half a surrogate", "only empty pieces"),
     *("usage is a dict", "usage is negative", "usage is a text", "usage has texts", "finish reason is a number"),
     *("never ends, with no pause",),
@@ -173,8 +174,8 @@ class RandomDraft:
             raise DraftError("no more")
         if self._kind == "busy":
             raise TransientError("answered 429", status=429, retry_after_s=9.0)
-        if self._broken == "raises CancelledError":
-            raise asyncio.CancelledError
+        if self._broken in _ERRORS:
+            raise _ERRORS[self._broken]
         return self._kind == "short"
 
     async def _happen_at_the_end(self, length: int) -> None:
@@ -185,6 +186,12 @@ class RandomDraft:
         return _ODD_PIECES[self._broken](word) if self._broken in _ODD_PIECES else DraftPiece(word)
 
 
+# Errors that are not a draft's own.
+_ERRORS: Final[Mapping[str, type[BaseException]]] = {
+    "raises CancelledError": asyncio.CancelledError,
+    "raises TimeoutError": TimeoutError,
+    "raises RuntimeError": RuntimeError,
+}
 # Pieces that break the contract.
 _ODD_PIECES: Final[Mapping[str, Callable[[Any], Any]]] = {
     "gives None": lambda _: None,
