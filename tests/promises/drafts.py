@@ -73,6 +73,7 @@ class DraftLedger:
     open: Counter[str] = field(default_factory=Counter[str])
     num_calls: Counter[str] = field(default_factory=Counter[str])
     num_words: Counter[str] = field(default_factory=Counter[str])
+    num_failed: Counter[str] = field(default_factory=Counter[str])  # calls that raised an error of their own
     most_requested: Counter[str] = field(default_factory=Counter[str])  # `max_tokens` of its calls
     most_read: Counter[str] = field(default_factory=Counter[str])  # pieces read of one call beyond its `max_tokens`
 
@@ -134,11 +135,15 @@ class RandomDraft:
     async def _counted(self, tag: str, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         number = 0
         async with aclosing(self._pieces(request, max_tokens)) as pieces:
-            async for piece in pieces:
-                number += 1
-                self._ledger.num_words[tag] += isinstance(piece, DraftPiece) and bool(piece.text)
-                self._ledger.most_read[tag] = max(self._ledger.most_read[tag], number - max_tokens)
-                yield piece
+            try:
+                async for piece in pieces:
+                    number += 1
+                    self._ledger.num_words[tag] += isinstance(piece, DraftPiece) and bool(piece.text)
+                    self._ledger.most_read[tag] = max(self._ledger.most_read[tag], number - max_tokens)
+                    yield piece
+            except Exception:
+                self._ledger.num_failed[tag] += 1
+                raise
 
     async def _pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         rng = random.Random(f"draft {self._seed} {request.prefix}")  # noqa: S311 - a reproducible draft, no secret

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Usage
-from promises.checks.base import num_tokens
+from promises.checks.base import is_cut, num_tokens
 from promises.draw import Case
 from promises.run import Outcome, Shown
 from promises.target import REASONING, TRANSIENT
@@ -34,6 +34,13 @@ def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
     is_disturbed = is_disturbed or result.strategy in ("probe", "score", "judge")  # which ask for the answer alone
     if result.reasoning not in ("", thoughts) or (result.reasoning != thoughts and result.content and not is_disturbed):
         yield f"reasoning is {result.reasoning!r}; the target's is {thoughts!r}"
+    if not (result.fallbacks or is_cut(shown) or shown.ask.stop):
+        if outcome.draft.num_failed[shown.tag]:
+            yield "its draft failed, and no fallback says so"
+        # a race goes on without a stream that fails
+        by_rows = result.strategy in ("probe", "score") and result.finish_reason == "stop"
+        if by_rows and outcome.ledger.faults[shown.tag] and not result.retries:
+            yield "its target failed, and neither a fallback nor a retry says so"
     if not shown.ask.whole and not shown.has_left:
         yield from _events(outcome.case, shown, result)
 
