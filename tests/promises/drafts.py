@@ -141,7 +141,7 @@ class RandomDraft:
                     self._ledger.num_words[tag] += isinstance(piece, DraftPiece) and bool(piece.text)
                     self._ledger.most_read[tag] = max(self._ledger.most_read[tag], number - max_tokens)
                     yield piece
-            except Exception:
+            except (Exception, _OwnCancelledError):
                 self._ledger.num_failed[tag] += 1
                 raise
 
@@ -191,9 +191,13 @@ class RandomDraft:
         return _ODD_PIECES[self._broken](word) if self._broken in _ODD_PIECES else DraftPiece(word)
 
 
+class _OwnCancelledError(asyncio.CancelledError):
+    """Nobody has cancelled the request."""
+
+
 # Errors that are not a draft's own.
 _ERRORS: Final[Mapping[str, type[BaseException]]] = {
-    "raises CancelledError": asyncio.CancelledError,
+    "raises CancelledError": _OwnCancelledError,
     "raises TimeoutError": TimeoutError,
     "raises RuntimeError": RuntimeError,
 }
