@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llm_spec import (
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -22,9 +23,11 @@ from llm_spec import (
 )
 from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder.choice import StrategyPlanner
 from llm_spec.measure.tokens import split_into_pieces
+from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
@@ -339,3 +342,14 @@ def test_auto_settles_on_what_is_best(
     assert Counter(names[12:])[best] >= 15
     mean = {name: sum(times) / len(times) for name, times in seconds.items()}
     assert mean[best] <= 1.02 * min(mean.values())
+
+
+def test_an_answer_that_takes_no_time() -> None:
+    """It is an answer like any other."""
+
+    async def run() -> list[str]:
+        target = ScriptedProvider(TEXT, capabilities=Capabilities(prediction=True))
+        decoder = SpeculativeDecoder(ReferenceDraft(TEXT), target)
+        return [(await decoder.decode("tell")).content for _ in range(3)]
+
+    assert run_virtual(run()) == [TEXT] * 3
