@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from support.race_targets import SLOW, WORDS, Draft, Reading, Target, racing, read, request_of
+from support.draft_checks import ItemDraft
+from support.race_targets import SLOW, WORDS, Reading, Target, racing, read, request_of
 
 from llm_spec import (
     Fallback,
@@ -68,7 +69,7 @@ def test_a_first_stream_that_fails_is_the_targets_error(num_events: int, by_ids:
         target = Target(WORDS, by_ids=by_ids, spoil=lambda _, events: broken_behind(events, num_events), **SLOW)
         reading = Reading()
         with pytest.raises(TargetError, match="the stream broke") as caught:
-            await read(racing(Draft(), target), request_of(), reading)
+            await read(racing(ItemDraft(), target), request_of(), reading)
         assert reading.text == "".join(split_into_pieces(WORDS)[:num_events])
         assert caught.value.partial_text in (reading.text, "only its own")  # the provider's own, where it tells one
         assert target.num_open == 0
@@ -84,7 +85,7 @@ def test_an_error_behind_the_finish_is_nobodys_concern(by_ids: bool) -> None:
         target = Target(WORDS, by_ids=by_ids, spoil=lambda _, events: broken_behind(events, 1 << 30), **SLOW)
         plain = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
         assert (await read(plain, request_of())).text == WORDS
-        assert (await read(racing(Draft(), target), request_of())).text == WORDS
+        assert (await read(racing(ItemDraft(), target), request_of())).text == WORDS
 
     run_virtual(check())
 
@@ -101,7 +102,7 @@ def test_text_that_comes_at_once_with_an_error_is_shown() -> None:
     async def check() -> None:
         for decoder in (
             SpeculativeDecoder(None, Target(WORDS, spoil=burst), SpeculativeConfig(strategy="plain")),
-            racing(Draft(), Target(WORDS, spoil=burst)),
+            racing(ItemDraft(), Target(WORDS, spoil=burst)),
         ):
             reading = Reading()
             with pytest.raises(TargetError):
@@ -121,7 +122,7 @@ def test_an_error_behind_a_stop_string_does_not_lose_the_answer() -> None:
         raise TargetError("the stream broke")
 
     async def check() -> None:
-        raced = await read(racing(Draft(), Target(WORDS, spoil=burst)), request_of(stop=[" STOP"]))
+        raced = await read(racing(ItemDraft(), Target(WORDS, spoil=burst)), request_of(stop=[" STOP"]))
         assert (raced.text, raced.finish.stopped_by) == ("one two", "stop_string")
 
     run_virtual(check())
@@ -138,7 +139,7 @@ def test_what_a_target_takes_to_reason_is_not_its_first_tokens_time() -> None:
             yield event
 
     async def check() -> None:
-        decoder = racing(Draft(), Target(WORDS, spoil=reason, **SLOW))
+        decoder = racing(ItemDraft(), Target(WORDS, spoil=reason, **SLOW))
         stats = decoder._planner.pair_stats
         assert (await read(decoder, request_of())).text == WORDS
         assert (stats.first_token_s.value or 0.0) < 1.0
@@ -157,7 +158,7 @@ def test_a_request_that_is_cancelled_while_it_closes_leaves_no_draft() -> None:
             await asyncio.sleep(0.2)
 
     async def check() -> None:
-        draft = Draft("wrong", *[1.0] * 3600)
+        draft = ItemDraft("wrong", *[1.0] * 3600)
         target = Target(WORDS, spoil=slow_close, **SLOW)
         task = asyncio.create_task(racing(draft, target).decode(request_of()))
         await asyncio.sleep(1.0)
@@ -207,7 +208,7 @@ def test_a_stream_that_just_ends_does_not_hang(which: str) -> None:
 
     async def check() -> None:
         target = Target(WORDS, spoil=unfinished, **SLOW)
-        draft: DraftProvider = SimulatedDraft(WORDS, 1.0, 0) if which == "others" else Draft()
+        draft: DraftProvider = SimulatedDraft(WORDS, 1.0, 0) if which == "others" else ItemDraft()
         async with asyncio.timeout(1000):
             with pytest.raises(TargetError, match="without a finish reason"):
                 await read(racing(draft, target), request_of())
