@@ -49,7 +49,7 @@ from llm_spec.decoder.metering import MeteredCall, TokenMeter
 from llm_spec.decoder.result import Guarantee
 from llm_spec.local.acceptance_name import AcceptanceName
 
-NUM_CASES: Final = 500
+NUM_CASES: Final = 1000
 NUM_AT_ONCE: Final = 50
 MOST_SHRUNK: Final = 3
 RANGE: Final = os.environ.get("LLM_SPEC_PROMISES", "")

@@ -180,6 +180,16 @@ def test_an_answer_that_breaks_at_its_cap_has_ended(max_tokens: int, capabilitie
     assert (result.finish_reason, result.stopped_by, len(target.requests)) == ("length", "max_tokens", 1)
 
 
+def test_nested_decoders_fail_once() -> None:
+    """A decoder as target: the inner one owns the retries of its target, the outer one those of the inner."""
+    target = ScriptedProvider(WORDS, fail_at={0: TransientError("down", status=500)}, capabilities=CONTINUES)
+    once, twice = (SpeculativeConfig(retry=replace(NO_WAIT, max_attempts=number)) for number in (1, 2))
+    outer = SpeculativeDecoder(None, SpeculativeDecoder(None, target, once), twice)
+    with pytest.raises(TransientError, match="down"):
+        run_virtual(outer.decode("q"))
+    assert (len(target.requests), target.num_open) == (2, 0)
+
+
 def test_whitespace_at_the_break_is_not_sent() -> None:
     """Templates strip it; the answer has it once."""
     text = "one\n\n  two\n\n  three"

@@ -692,16 +692,23 @@ async def test_progress_begins_with_how_the_answer_is_given() -> None:
         assert not any(isinstance(event, AnswerStarted) for event in [e async for e in events])
 
 
-async def test_the_same_pair_under_another_configuration() -> None:
+async def test_the_same_pair_under_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """`with_config` changes the configuration of its own answers alone, and closing it closes nothing."""
     decoder = SpeculativeDecoder(RandomDraft(), LocalProvider(story_model()))
     plain = decoder.with_config(SpeculativeConfig(strategy="plain"))
     results = [await plain.decode(ASK), await decoder.decode(ASK)]
     assert [result.strategy for result in results] == ["plain", "tokens"]
     assert results[0].content == results[1].content == STORY
+    closed: list[object] = []
+
+    async def close(draft: RandomDraft) -> None:
+        closed.append(draft)
+
+    monkeypatch.setattr(RandomDraft, "aclose", close)
     async with SpeculativeDecoder("random", LocalProvider(story_model())) as owner:
         await owner.with_config(SpeculativeConfig()).aclose()
-        assert owner._owned
+        assert not closed
+    assert len(closed) == 1
 
 
 async def test_a_variant_shares_what_is_known_of_failures() -> None:

@@ -48,7 +48,7 @@ HELD_ELSEWHERE = {
     "discovery": "decoder/test_feature_discovery.py",
     "refused": "test_refusals.py",
     "retried": "test_refusals.py",
-    "draft_failed": "test_faults.py",
+    "draft_failed": "strategies/test_odd_drafts.py",
 }
 
 

@@ -6,12 +6,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from llm_spec import (
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -21,8 +23,11 @@ from llm_spec import (
 )
 from llm_spec.contract.errors import TransientError
 from llm_spec.contract.events import StreamEvent
+from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder.choice import StrategyPlanner
+from llm_spec.measure.tokens import split_into_pieces
+from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
@@ -248,7 +253,7 @@ class Failing(SimulatedTarget):
 def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float | None) -> None:
     """Neither what a consumer takes for each event nor the wait before another attempt counts as the target's time."""
 
-    async def run() -> SpeculativeDecoder:
+    async def run() -> SpeculativeResult:
         failures = [] if wait_s is None else [TransientError("busy", retry_after_s=wait_s)]
         target = Failing(TEXT, failures, first_token_s=0.4, token_s=0.02)
         decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 1), target)
@@ -256,29 +261,29 @@ def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float |
             async with decoder.stream("tell") as events:
                 async for _ in events:
                     await asyncio.sleep(consumer_s)
-        return decoder
+        target.capabilities = replace(target.capabilities, prediction=True)
+        return await decoder.with_config(SpeculativeConfig(strategy="predict")).decode("tell")
 
-    pair_stats = run_virtual(run())._planner.pair_stats
-    assert pair_stats.baseline.estimate_answer_s(4, 1) == pytest.approx(0.4, rel=0.01)
-    assert pair_stats.baseline.estimate_answer_s(4, 101) == pytest.approx(0.4 + 100 * 0.02, rel=0.01)
-    assert pair_stats.first_token_s.value == pytest.approx(0.4, rel=0.01)
-    assert pair_stats.token_s.value == pytest.approx(0.02, rel=0.01)
+    result = run_virtual(run())
+    assert result.plain_s == pytest.approx(0.4 + (len(split_into_pieces(TEXT)) - 1) * 0.02, rel=0.01)
 
 
 @pytest.mark.parametrize("consumer_s", [0.0, 0.1])
 def test_a_race_measures_streams_as_they_arrive(consumer_s: float) -> None:
     """A consumer that takes ten times as long as a token does not make the target look slow, nor its bursts fast."""
 
-    async def run() -> float | None:
+    async def run() -> SpeculativeResult:
         target = SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.01)
         config = SpeculativeConfig(strategy="race", baseline_every=0)
         decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 1), target, config)
         async with decoder.stream("tell") as events:
             async for _ in events:
                 await asyncio.sleep(consumer_s)
-        return decoder._planner.pair_stats.token_s.value
+        target.capabilities = replace(target.capabilities, prediction=True)
+        return await decoder.with_config(SpeculativeConfig(strategy="predict")).decode("tell")
 
-    assert run_virtual(run()) == pytest.approx(0.01, rel=0.05)
+    result = run_virtual(run())
+    assert result.plain_s == pytest.approx(0.4 + (len(split_into_pieces(TEXT)) - 1) * 0.01, rel=0.05)
 
 
 @pytest.mark.slow
@@ -337,3 +342,14 @@ def test_auto_settles_on_what_is_best(
     assert Counter(names[12:])[best] >= 15
     mean = {name: sum(times) / len(times) for name, times in seconds.items()}
     assert mean[best] <= 1.02 * min(mean.values())
+
+
+def test_an_answer_that_takes_no_time() -> None:
+    """It is an answer like any other."""
+
+    async def run() -> list[str]:
+        target = ScriptedProvider(TEXT, capabilities=Capabilities(prediction=True))
+        decoder = SpeculativeDecoder(ReferenceDraft(TEXT), target)
+        return [(await decoder.decode("tell")).content for _ in range(3)]
+
+    assert run_virtual(run()) == [TEXT] * 3

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.draft_checks import ItemDraft
 
 from llm_spec import ChatRequest, DraftError
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.testing.clock import run_virtual
-
-
-class Draft:
-    """Gives items as they are; a number is a sleep, an exception is raised, None waits for ever."""
-
-    name = "draft"
-
-    def __init__(self, *items: Any) -> None:
-        self.num_given = self.num_open = 0
-        self._items = items
-
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - it does as it likes
-        self.num_open += 1
-        try:
-            async with aclosing(self._given()) as pieces:
-                yield pieces
-        finally:
-            self.num_open -= 1
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
-
-    async def _given(self) -> AsyncGenerator[Any]:
-        for item in self._items:
-            if isinstance(item, BaseException):
-                raise item
-            if isinstance(item, float):
-                await asyncio.sleep(item)
-                continue
-            self.num_given += 1
-            yield DraftPiece(item) if isinstance(item, str) else item
 
 
 class Reading:
@@ -63,7 +31,7 @@ class Reading:
 
 def read(*items: Any, **options: Any) -> Reading:
     """A draft that ends by itself, or at its limit; it is closed."""
-    draft = Draft(*items)
+    draft = ItemDraft(*items)
     reading = Reading(draft, **options)
     run_virtual(reading.read())
     assert draft.num_open == 0
@@ -100,7 +68,7 @@ def test_no_more_is_used_than_was_asked_for(
 
 def test_an_endless_draft_is_left() -> None:
     """Soon after its limit, however fast it writes."""
-    draft = Draft(*[" a"] * 1000)
+    draft = ItemDraft(*[" a"] * 1000)
     run_virtual(Reading(draft, 10).read())
     assert draft.num_given == 11
     assert draft.num_open == 0
@@ -130,7 +98,7 @@ def test_a_draft_that_has_everything_ready_leaves_turns_to_others() -> None:
     """It is read without a wait, and yet not at once."""
 
     async def check() -> None:
-        reading = Reading(Draft(*[" a"] * 1000), 1000)
+        reading = Reading(ItemDraft(*[" a"] * 1000), 1000)
         task, num_turns = asyncio.ensure_future(reading.read()), 0
         while not task.done():
             await asyncio.sleep(0)
@@ -148,7 +116,7 @@ def test_a_draft_that_cancels_itself_has_failed() -> None:
     """Nobody cancelled the request, so nobody but the draft ends."""
 
     async def check() -> None:
-        reading = Reading(Draft(" a", asyncio.CancelledError()))
+        reading = Reading(ItemDraft(" a", asyncio.CancelledError()))
         with pytest.raises(DraftError, match="nobody cancelled the request"):
             await reading.read()
         assert reading.text == " a"
@@ -165,7 +133,7 @@ def test_a_cancellation_that_was_survived_before_is_not_the_drafts() -> None:
                 await asyncio.sleep(1.0)
             except asyncio.CancelledError:
                 with pytest.raises(DraftError):
-                    await Reading(Draft(" a", asyncio.CancelledError())).read()
+                    await Reading(ItemDraft(" a", asyncio.CancelledError())).read()
 
         task = asyncio.ensure_future(survive())
         await asyncio.sleep(0.5)
@@ -175,10 +143,10 @@ def test_a_cancellation_that_was_survived_before_is_not_the_drafts() -> None:
     run_virtual(check())
 
 
-STAGES: dict[str, Callable[[], Draft]] = {
-    "before it writes": lambda: Draft(5.0, " a"),
-    "while it writes": lambda: Draft(" a", 5.0),
-    "with much ready": lambda: Draft(*[" a"] * 10_000),
+STAGES: dict[str, Callable[[], ItemDraft]] = {
+    "before it writes": lambda: ItemDraft(5.0, " a"),
+    "while it writes": lambda: ItemDraft(" a", 5.0),
+    "with much ready": lambda: ItemDraft(*[" a"] * 10_000),
 }
 
 
@@ -205,6 +173,6 @@ def test_a_time_limit_around_it_is_a_time_limit() -> None:
     async def check() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
-                await Reading(Draft(" a", 5.0)).read()
+                await Reading(ItemDraft(" a", 5.0)).read()
 
     run_virtual(check())

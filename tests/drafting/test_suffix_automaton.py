@@ -109,15 +109,6 @@ def test_what_follows_can_be_followed(sequences: list[str], tail: str, max_match
         assert match.length == len(stretch)
 
 
-@settings(max_examples=200, deadline=None)
-@given(SEQUENCES, WORDS)
-def test_it_stays_small(sequences: list[str], text: str) -> None:
-    """At most two states and three transitions an item."""
-    automaton = automaton_of(text, *sequences)
-    assert len(automaton._next) <= 2 * automaton.num_items + 1
-    assert sum(map(len, automaton._next)) <= 3 * automaton.num_items + 1
-
-
 def test_by_hand() -> None:
     """`b` was followed twice by `1` and once, later, by `2`; `ab` once by each, `2` the latest."""
     automaton = automaton_of("ab1", "cb1", "ab2")

@@ -109,23 +109,22 @@ def test_encoding_in_stretches_is_encoding_the_whole(texts: list[str]) -> None:
 async def test_the_memory_is_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its bound it begins anew; the ids stay right."""
     monkeypatch.setattr("llm_spec_http.tokens._MAX_CACHED_WORDS", 3)
-    for text in ("a b c", "d e f", "a b c", "d a"):
-        assert await setup.tokens.encode(text) == setup.server._model.vocabulary.encode(text)
-    assert len(setup.tokens._encoded_words) <= 10
+    first = await setup.tokens.encode("a")
+    for text in "bcdefgh":
+        await setup.tokens.encode(text)
+    assert setup.num_calls("/tokenize") == 8
+    assert await setup.tokens.encode("a") == first
+    assert setup.num_calls("/tokenize") == 9
 
 
 async def test_the_memory_may_be_emptied_by_another_call(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Concurrent calls do not disturb each other."""
-    remembered = setup.tokens._encoded_words
-    remembered.clear()
-    await setup.tokens.encode("a b")
-    monkeypatch.setattr("llm_spec_http.tokens._MAX_CACHED_WORDS", 2)
-    first = asyncio.create_task(setup.tokens.encode("a b x"))  # knows a and b, asks for x
-    await asyncio.sleep(0)
-    remembered["filled"] = (1,)
-    second = asyncio.create_task(setup.tokens.encode("e"))  # finds the memory full
-    assert await first == setup.server._model.vocabulary.encode("a b x")
-    assert await second == setup.server._model.vocabulary.encode("e")
+    known = await setup.tokens.encode("a b")
+    monkeypatch.setattr("llm_spec_http.tokens._MAX_CACHED_WORDS", 1)
+    calls = [setup.tokens.encode(text) for text in ("a b x", "a b y")]  # each knows a and b, and empties the memory
+    first, second = await asyncio.gather(*calls)
+    assert first[:2] == second[:2] == known
+    assert [await setup.tokens.decode(ids) for ids in (first, second)] == ["a b x", "a b y"]
 
 
 async def test_single_tokens_are_decoded_once(setup: Setup) -> None:

@@ -56,7 +56,8 @@ DRAFTS: Final[tuple[DraftKind, ...]] = (
 )
 # What a draft that breaks its contract does.
 BROKEN: Final = (
-    *("raises CancelledError", "is no context", "raises at once", "raises at entering", "raises at leaving"),
+    *("raises CancelledError", "raises TimeoutError", "raises RuntimeError"),
+    *("is no context", "raises at once", "raises at entering", "raises at leaving"),
     *("gives None", "gives a tuple", "text is None", "text is a number", "half a surrogate", "only empty pieces"),
     *("usage is a dict", "usage is negative", "usage is a text", "usage has texts", "finish reason is a number"),
     *("never ends, with no pause",),
@@ -72,6 +73,7 @@ class DraftLedger:
     open: Counter[str] = field(default_factory=Counter[str])
     num_calls: Counter[str] = field(default_factory=Counter[str])
     num_words: Counter[str] = field(default_factory=Counter[str])
+    num_failed: Counter[str] = field(default_factory=Counter[str])  # calls that raised an error of their own
     most_requested: Counter[str] = field(default_factory=Counter[str])  # `max_tokens` of its calls
     most_read: Counter[str] = field(default_factory=Counter[str])  # pieces read of one call beyond its `max_tokens`
 
@@ -133,11 +135,15 @@ class RandomDraft:
     async def _counted(self, tag: str, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         number = 0
         async with aclosing(self._pieces(request, max_tokens)) as pieces:
-            async for piece in pieces:
-                number += 1
-                self._ledger.num_words[tag] += isinstance(piece, DraftPiece) and bool(piece.text)
-                self._ledger.most_read[tag] = max(self._ledger.most_read[tag], number - max_tokens)
-                yield piece
+            try:
+                async for piece in pieces:
+                    number += 1
+                    self._ledger.num_words[tag] += isinstance(piece, DraftPiece) and bool(piece.text)
+                    self._ledger.most_read[tag] = max(self._ledger.most_read[tag], number - max_tokens)
+                    yield piece
+            except (Exception, _OwnCancelledError):
+                self._ledger.num_failed[tag] += 1
+                raise
 
     async def _pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         rng = random.Random(f"draft {self._seed} {request.prefix}")  # noqa: S311 - a reproducible draft, no secret
@@ -173,8 +179,8 @@ class RandomDraft:
             raise DraftError("no more")
         if self._kind == "busy":
             raise TransientError("answered 429", status=429, retry_after_s=9.0)
-        if self._broken == "raises CancelledError":
-            raise asyncio.CancelledError
+        if self._broken in _ERRORS:
+            raise _ERRORS[self._broken]
         return self._kind == "short"
 
     async def _happen_at_the_end(self, length: int) -> None:
@@ -185,6 +191,16 @@ class RandomDraft:
         return _ODD_PIECES[self._broken](word) if self._broken in _ODD_PIECES else DraftPiece(word)
 
 
+class _OwnCancelledError(asyncio.CancelledError):
+    """Nobody has cancelled the request."""
+
+
+# Errors that are not a draft's own.
+_ERRORS: Final[Mapping[str, type[BaseException]]] = {
+    "raises CancelledError": _OwnCancelledError,
+    "raises TimeoutError": TimeoutError,
+    "raises RuntimeError": RuntimeError,
+}
 # Pieces that break the contract.
 _ODD_PIECES: Final[Mapping[str, Callable[[Any], Any]]] = {
     "gives None": lambda _: None,

@@ -274,9 +274,9 @@ def _faults(rng: random.Random, case: Case) -> Case:
     def change(ask: Ask) -> Ask:
         how = "silence" if silent else rng.choice(("break", "break", "status 500", "status 429", "error", "refuse"))
         if not silent and rng.random() < 0.1:
-            how = rng.choice(("cut", "lost"))
+            how = rng.choice(("cut", "lost", "bug", "unsupported"))
         scope = rng.choice(("any", "any", "root", "continued", "ids", "verdict"))
-        if how == "lost":
+        if how in ("lost", "unsupported"):
             scope = "ids"
         at = rng.choice((0, 0, 1, 2, 5, 9))
         fault = Fault(
@@ -284,7 +284,7 @@ def _faults(rng: random.Random, case: Case) -> Case:
             scope=scope,  # type: ignore[arg-type]
             first=rng.choice((0, 0, 0, 1, 2)),
             count=rng.choice((1, 1, 2, 100)),
-            at=0 if how in ("refuse", "lost") else at,  # which servers do before they answer
+            at=0 if how in ("refuse", "lost", "unsupported") else at,  # which servers do before they answer
         )
         return replace(ask, fault=fault)
 

@@ -24,6 +24,7 @@ from llm_spec import (
     TargetError,
     TextDelta,
     TransientError,
+    UnsupportedError,
     Usage,
 )
 from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
@@ -39,6 +40,7 @@ __all__ = [
     "FOREVER_S",
     "ODD_TARGETS",
     "REASONING",
+    "TRANSIENT",
     "FailingCall",
     "Fault",
     "Kind",
@@ -56,7 +58,10 @@ _GONE: Final = "the connection broke"
 
 Kind: TypeAlias = Literal["chat", "text", "ids", "ids only", "scorer"]
 Scope: TypeAlias = Literal["any", "root", "continued", "ids", "verdict"]
-How: TypeAlias = Literal["break", "status 500", "status 429", "error", "refuse", "silence", "cut", "lost"]
+How: TypeAlias = Literal[
+    "break", "status 500", "status 429", "error", "refuse", "silence", "cut", "lost", "bug", "unsupported"
+]
+TRANSIENT: Final[tuple[How, ...]] = ("break", "status 500", "status 429", "silence")
 
 
 OddTarget: TypeAlias = Literal[
@@ -94,7 +99,7 @@ class Fault:
 
     scope: which calls count. first, count: which of those fail. at: before which event (0: before the first text).
     how: `cut` ends a stream without a Finish, `lost` refuses and takes the capability away; the rest is raised, except
-    silence.
+    silence. `bug` is an error of another kind, `unsupported` what a target says that cannot do it any more.
     """
 
     how: How = "break"
@@ -531,6 +536,10 @@ class Target:
                 raise TransientError("answered 429", status=429, retry_after_s=0.5)
             case "error":
                 raise TargetError("answered in another form")
+            case "bug":
+                raise RuntimeError("a bug")
+            case "unsupported":
+                raise UnsupportedError("not any more")
             case "refuse":
                 raise InvalidRequestError("answered 400: not with these fields")
             case "lost":

@@ -18,12 +18,13 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from support.draft_checks import ItemDraft
 
-__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Draft", "Reading", "Target", "fresh", "racing", "read", "request_of"]
+__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Reading", "Target", "racing", "read", "request_of"]
 
 WORDS = " ".join(f"word{i}" for i in range(150))
 SLOW: dict[str, Any] = {"first_token_s": 0.4, "token_s": 0.02}
@@ -92,53 +93,18 @@ class Target(SimulatedTarget):
             yield events
 
 
-class Draft:
-    """Pieces of `texts`, one by one; an exception among them is raised, a number is a time to sleep."""
-
-    name = "given"
-
-    def __init__(self, *texts: str | float | Exception, continues_prefix: bool = True) -> None:
-        self.texts = texts
-        self.capabilities = DraftCapabilities(continues_prefix=continues_prefix)
-        self.requests: list[ChatRequest] = []
-
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        self.requests.append(request)
-        async with aclosing(self._pieces(max_tokens)) as pieces:
-            yield pieces
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
-
-    async def _pieces(self, max_tokens: int) -> AsyncGenerator[DraftPiece]:
-        await asyncio.sleep(0)
-        for text in self.texts[:max_tokens]:
-            if isinstance(text, Exception):
-                raise text
-            if isinstance(text, str):
-                yield DraftPiece(text)
-            else:
-                await asyncio.sleep(text)
-        yield DraftPiece("", finish_reason="stop")
-
-
-def failing_midway(answer: str) -> Draft:
-    return Draft(*split_into_pieces(answer)[:40], RuntimeError("the draft broke"))
-
-
 DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
     "agrees": lambda answer: SimulatedDraft(answer, 1.0, 0),
     "often": lambda answer: SimulatedDraft(answer, 0.9, 1, token_s=0.003),
     "never": lambda answer: SimulatedDraft(answer, 0.0, 2),
     "ends early": lambda answer: SimulatedDraft(answer[: len(answer) // 3], 1.0, 3),
     "runs long": lambda answer: SimulatedDraft(answer + " and on and on" * 30, 1.0, 4),
-    "differs at the first character": lambda answer: Draft("§" + answer),
-    "nothing": lambda _: Draft(),
-    "fails at once": lambda _: Draft(RuntimeError("no draft")),
-    "fails midway": failing_midway,
-    "falls silent": lambda answer: Draft(*split_into_pieces(answer)[:8], 1e6),
-    "writes once": lambda answer: Draft(*split_into_pieces("Well. " + answer), continues_prefix=False),
+    "differs at the first character": lambda answer: ItemDraft("§" + answer),
+    "nothing": lambda _: ItemDraft(),
+    "fails at once": lambda _: ItemDraft(RuntimeError("no draft")),
+    "fails midway": lambda answer: ItemDraft(*split_into_pieces(answer)[:40], RuntimeError("the draft broke")),
+    "falls silent": lambda answer: ItemDraft(*split_into_pieces(answer)[:8], 1e6),
+    "writes once": lambda answer: ItemDraft(*split_into_pieces("Well. " + answer), continues_prefix=False),
     "given text": lambda answer: ReferenceDraft(answer.replace("is", "was")),
 }
 
@@ -186,14 +152,10 @@ async def read(decoder: SpeculativeDecoder, request: ChatRequest, into: Reading 
     return reading
 
 
-def fresh(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
-    """A decoder that knows nothing of its target."""
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(**({"strategy": "race", "baseline_every": 0} | options)))
-
-
 def racing(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
     """A decoder that knows that its target has room for many streams."""
-    decoder = fresh(draft, target, **options)
+    config = SpeculativeConfig(**({"strategy": "race", "baseline_every": 0} | options))
+    decoder = SpeculativeDecoder(draft, target, config)
     decoder._planner.pair_stats.streams.num_extra = 64
     return decoder
 

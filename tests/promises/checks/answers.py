@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from llm_spec import CircuitOpenError, InvalidRequestError, TargetError, UnsupportedError
+from llm_spec import CircuitOpenError, InvalidRequestError, Retry, TargetError, UnsupportedError
 from promises.checks.base import EPSILON_S, can_be_plain, has_by_text
 from promises.draw import Case
 from promises.run import Outcome, Shown
-from promises.target import Fault
+from promises.target import TRANSIENT, Fault
 
 __all__ = ["find_wrong_ends"]
 
 _FAILURES_OF_A_CIRCUIT: Final = 5
 _TOPS: Final = 4  # what the target reports for a position
 _BY_IDS: Final = ("ids", "ids only", "scorer")
-_TRANSIENT: Final = ("break", "status 500", "status 429", "silence")
 
 
 def find_wrong_ends(outcome: Outcome, shown: Shown) -> Iterator[str]:
     """Errors are the library's own, and only for a target that failed, never for a draft."""
     yield from _cancellation(shown)
+    yield from _attempts(outcome, shown)
     error = shown.error
     if isinstance(error, UnsupportedError):
         yield from _refusal(outcome, shown, error)
@@ -41,6 +41,16 @@ def _cancellation(shown: Shown) -> Iterator[str]:
     sent_s = shown.cancel_sent_s
     if sent_s is not None and not shown.is_cancelled and shown.ended_s > sent_s + EPSILON_S:
         yield "swallows the caller's cancellation"
+
+
+def _attempts(outcome: Outcome, shown: Shown) -> Iterator[str]:
+    """No more attempts than the policy allows; an answer without speculation is one call for each."""
+    case, num_calls = outcome.case, outcome.ledger.num_calls[shown.tag, "any"]
+    num_retries = sum(isinstance(event, Retry) for _, event in shown.events)
+    if num_retries >= case.max_attempts:
+        yield f"is tried {num_retries} times again; max_attempts is {case.max_attempts}"
+    if case.strategy == "plain" and num_calls > case.max_attempts:
+        yield f"takes {num_calls} calls without speculation; max_attempts is {case.max_attempts}"
 
 
 def _refusal(outcome: Outcome, shown: Shown, error: UnsupportedError) -> Iterator[str]:
@@ -95,13 +105,13 @@ def _would_answer_alone(outcome: Outcome, shown: Shown) -> bool:
 
 
 def _would_survive(case: Case, shown: Shown, fault: Fault) -> bool:
-    is_given_up = fault.how in _TRANSIENT and fault.count >= case.max_attempts
+    is_given_up = fault.how in TRANSIENT and fault.count >= case.max_attempts
     match fault.scope:
         case "verdict":
             return not (is_given_up and case.max_attempts == 1)
         case "ids":  # the first stream by ids is the target's own answer
             may_break = case.strategy in ("race", "auto", "probe", "score") or bool(shown.text)
-            is_lost = is_given_up or (fault.how not in _TRANSIENT and fault.at > 0)  # before it, it is asked plainly
+            is_lost = is_given_up or (fault.how not in TRANSIENT and fault.at > 0)  # before it, it is asked plainly
             return not (is_lost and may_break) and not (case.kind == "ids only" and shown.text)
         case "continued":  # `probe`, `score` and `judge` are nothing but calls that go on, and `race` after a takeover
             is_alone = case.strategy in ("plain", "predict", "regenerate")
@@ -109,4 +119,4 @@ def _would_survive(case: Case, shown: Shown, fault: Fault) -> bool:
         case _:
             goes_on = case.kind in ("text", "ids", "scorer") and case.continues and not case.thinks
             can_go_on = fault.at == 0 or goes_on
-            return fault.how in _TRANSIENT and not is_given_up and not fault.first and can_go_on
+            return fault.how in TRANSIENT and not is_given_up and not fault.first and can_go_on

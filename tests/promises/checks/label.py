@@ -52,7 +52,8 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
         is_tried = result.plain_reason == "baseline" and case.baseline_every > 0
         is_unknown = case.num_failing_trials > 0 or (case.discover_s is not None and not case.waits_for_discovery)
         is_tried = is_tried or (result.plain_reason == "discovery" and is_unknown)
-        is_tried = is_tried or (result.plain_reason == "target" and not case.continues)
+        is_lost = any(other.ask.fault is not None and other.ask.fault.how == "lost" for other in outcome.shown)
+        is_tried = is_tried or (result.plain_reason == "target" and (is_lost or not case.continues))
         # where one token may complete two stop strings, servers differ in which of them counts
         is_tried = is_tried or (result.plain_reason == "request" and len(shown.ask.stop) > 1)
         is_plain = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried

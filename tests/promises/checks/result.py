@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Usage
-from promises.checks.base import num_tokens
+from promises.checks.base import is_cut, num_tokens
+from promises.draw import Case
 from promises.run import Outcome, Shown
-from promises.target import REASONING
+from promises.target import REASONING, TRANSIENT
 
 __all__ = ["find_contradictions", "find_wrong_stats"]
 
@@ -33,8 +34,15 @@ def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
     is_disturbed = is_disturbed or result.strategy in ("probe", "score", "judge")  # which ask for the answer alone
     if result.reasoning not in ("", thoughts) or (result.reasoning != thoughts and result.content and not is_disturbed):
         yield f"reasoning is {result.reasoning!r}; the target's is {thoughts!r}"
+    if not (result.fallbacks or is_cut(shown) or shown.ask.stop):
+        if outcome.draft.num_failed[shown.tag]:
+            yield "its draft failed, and no fallback says so"
+        # a race goes on without a stream that fails
+        by_rows = result.strategy in ("probe", "score") and result.finish_reason == "stop"
+        if by_rows and outcome.ledger.faults[shown.tag] and not result.retries:
+            yield "its target failed, and neither a fallback nor a retry says so"
     if not shown.ask.whole and not shown.has_left:
-        yield from _events(shown, result)
+        yield from _events(outcome.case, shown, result)
 
 
 def find_wrong_stats(outcome: Outcome) -> Iterator[str]:
@@ -90,7 +98,7 @@ def _times(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iterato
         yield f"total_s is {timings.total_s}; the request took {took_s}"
 
 
-def _events(shown: Shown, result: SpeculativeResult) -> Iterator[str]:
+def _events(case: Case, shown: Shown, result: SpeculativeResult) -> Iterator[str]:
     events = [event for _, event in shown.events]
     if not isinstance(events[-1], SpeculativeFinish) or sum(isinstance(event, Finish) for event in events) != 1:
         yield f"the last event is {events[-1]!r}"
@@ -100,3 +108,8 @@ def _events(shown: Shown, result: SpeculativeResult) -> Iterator[str]:
         seen = [event for event in events if isinstance(event, kind)]
         if len(seen) != len(reasons):
             yield f"{reasons} in the result; shown {seen}"
+    fault = shown.ask.fault
+    is_refused = case.budget is not None or case.max_request_tokens is not None
+    is_refused = is_refused or (fault is not None and fault.how not in TRANSIENT)
+    if len(result.fallbacks) > 1 + is_refused:  # one for the draft, one where a call is refused
+        yield f"that speculation was given up is told more than once: {result.fallbacks}"

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.race_targets import CODE, DRAFTS, SLOW, WORDS, Draft, Target, racing, read, request_of
+from support.draft_checks import ItemDraft
+from support.race_targets import CODE, DRAFTS, SLOW, WORDS, Target, racing, read, request_of
 
 from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta, Usage
 from llm_spec.contract.events import TargetStreamReport
@@ -28,7 +29,7 @@ def test_a_target_that_answers_at_once_asks_the_draft_for_no_more_than_a_server_
     async def check() -> None:
         asked: list[int] = []
 
-        class Asked(Draft):
+        class Asked(ItemDraft):
             def draft(self, request: ChatRequest, max_tokens: int) -> Any:
                 asked.append(max_tokens)
                 return super().draft(request, max_tokens)
@@ -56,7 +57,7 @@ def test_the_first_answer_tells_plain_by_the_tokens_that_the_server_counts(*, co
                 yield TextDelta("ab ")
             yield Finish("stop", Usage(output_tokens=80) if counts else None)
 
-    result = run_virtual(racing(Draft("x"), Pairs("")).decode("tell"))
+    result = run_virtual(racing(ItemDraft("x"), Pairs("")).decode("tell"))
     assert result.plain_s == pytest.approx(4.0, rel=0.05)
 
 
@@ -86,7 +87,7 @@ def test_a_draft_that_writes_once_is_asked_once() -> None:
     """Its text is realigned with the answer instead; that still wins time."""
 
     async def check() -> None:
-        draft = Draft(*split_into_pieces("Sure. " + WORDS.replace("word60", "other")), continues_prefix=False)
+        draft = ItemDraft(*split_into_pieces("Sure. " + WORDS.replace("word60", "other")), continues_prefix=False)
         target = Target(WORDS, **SLOW)
         raced = await read(racing(draft, target, max_concurrent_streams=8), request_of())
         assert len(draft.requests) == 1

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
+from support.draft_checks import ItemDraft
 from support.matrix import every_combination
-from support.race_targets import DRAFTS, SLOW, WORDS, Draft, Reading, Target, racing, read, request_of
+from support.race_targets import DRAFTS, SLOW, WORDS, Reading, Target, racing, read, request_of
 
 from llm_spec import ChatRequest, ChatResponse, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
 from llm_spec.contract.draft import DraftProvider
@@ -349,7 +350,7 @@ def open_race(
 async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter[str], int]:
     """Raced answers, and how many of them a later stream had a part in."""
     seeds = random.Random(99)  # noqa: S311 - as above
-    target, draft = SamplingTarget(3), Draft(*draft_words)
+    target, draft = SamplingTarget(3), ItemDraft(*draft_words)
     config = SpeculativeConfig(strategy="race", max_concurrent_streams=64)
     counts: Counter[str] = Counter()
     num_won = 0
