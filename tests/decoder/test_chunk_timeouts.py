@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import pytest
 from aiohttp import web
 from llm_spec_http.dialects import DIALECTS
+from support.wire import served
 
 from llm_spec import (
     ChatRequest,
@@ -168,24 +169,14 @@ async def test_signs_of_life_are_no_first_word(comment: bytes, fields: dict[str,
             await response.write(comment)
             await asyncio.sleep(30.0)
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", ping)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        decoder = SpeculativeDecoder(
-            None,
-            f"llamacpp:m@http://127.0.0.1:{runner.addresses[0][1]}/v1",
-            SpeculativeConfig(retry=RetryPolicy(max_attempts=1)),
-        )
+    async with served("/v1/chat/completions", ping, shutdown_s=0.1) as root:
+        config = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
+        decoder = SpeculativeDecoder(None, f"llamacpp:m@{root}/v1", config)
         began_s = asyncio.get_running_loop().time()
         async with decoder, asyncio.timeout(2000.0):
             with pytest.raises(TransientError, match="was silent for 600"):
                 await answer(decoder, fields, stream=stream)
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(600.0, abs=1.0)
-    finally:
-        await runner.cleanup()
 
 
 async def answer(decoder: SpeculativeDecoder, fields: dict[str, Any], *, stream: bool) -> None:

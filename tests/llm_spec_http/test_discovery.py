@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_http.discovery import forget_all_server_findings
+from support.wire import served
 
 from llm_spec import (
     ChatRequest,
@@ -754,17 +755,9 @@ async def test_any_json_at_all(reply: Any) -> None:
         text = f"data: {json.dumps(reply)}\n\ndata: [DONE]\n\n"
         return web.Response(text=text, content_type="text/event-stream")
 
-    app = web.Application()
-    app.router.add_post("/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.05)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    provider = HttpProvider("m", base_url=f"http://{host}:{port}/v1", dialect=DIALECTS["vllm"])
-    try:
+    async with served("/{path:.*}", answer, shutdown_s=0.05) as root:
+        provider = HttpProvider("m", base_url=f"{root}/v1", dialect=DIALECTS["vllm"])
         await provider.discover("token_endpoint")
         await provider.discover("token_scorer")
         assert provider.capabilities.token_endpoint is None
-    finally:
         await provider.aclose()
-        await runner.cleanup()

@@ -719,16 +719,9 @@ async def test_of_a_long_refusal_only_the_beginning_is_read() -> None:
                 num_read += 1
         return response
 
-    app = web.Application()
-    app.router.add_post("/{any:.*}", refuse)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        provider = HttpProvider("tiny", base_url=f"http://127.0.0.1:{runner.addresses[0][1]}", api_key=KEY)
+    async with served("/{any:.*}", refuse) as root:
+        provider = HttpProvider("tiny", base_url=root, api_key=KEY)
         with pytest.raises(TransientError, match="answered 500: Internal Server Error"):
             await answered(provider)
         await provider.aclose()
-    finally:
-        await runner.cleanup()
     assert num_read < 200  # what sockets hold

@@ -13,6 +13,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
+from support.wire import served
 
 from llm_spec import (
     ChatRequest,
@@ -551,16 +552,10 @@ async def test_what_is_no_text_is_passed_through(at: int, extra: dict[str, Any])
     async def handle(request: web.Request) -> web.StreamResponse:
         return await frames_with(extra, request, at)
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    target = Believed("m", base_url=f"http://{host}:{port}/v1", dialect=DIALECTS["sglang"])
-    result = await racing(agreeing(), target).decode(QUESTION, temperature=0.0)
-    await target.aclose()
-    await runner.cleanup()
+    async with served("/v1/chat/completions", handle, shutdown_s=0.05) as root:
+        target = Believed("m", base_url=f"{root}/v1", dialect=DIALECTS["sglang"])
+        result = await racing(agreeing(), target).decode(QUESTION, temperature=0.0)
+        await target.aclose()
     assert result.content == WORDS
     assert (result.reasoning, [call.name for call in result.tool_calls]) == (
         ("hm", []) if "reasoning_content" in extra else ("", ["f"])

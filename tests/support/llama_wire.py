@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 from aiohttp import web
 
 from llm_spec.measure.tokens import split_into_pieces
+from support.wire import served
 
 __all__ = ["EOS_ID", "LlamaServer"]
 
@@ -42,25 +43,9 @@ class LlamaServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[Self]:
-        app = web.Application(middlewares=[self._note])
-        for path, answer in (
-            ("/apply-template", self._apply_template),
-            ("/tokenize", self._handle_tokenize),
-            ("/detokenize", self._handle_detokenize),
-            ("/completion", self._completion),
-            ("/v1/completions", self._openai),
-            ("/v1/chat/completions", self._openai),
-        ):
-            app.router.add_post(path, answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            host, port = runner.addresses[0][:2]
-            self.url = f"http://{host}:{port}/v1"
+        async with served("/{path:.*}", self._answer, shutdown_s=0.05) as root:
+            self.url = f"{root}/v1"
             yield self
-        finally:
-            await runner.cleanup()
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = []
@@ -103,10 +88,21 @@ class LlamaServer:
 
     # ------------------------------------------------------------------------------------------ the wire
 
-    @web.middleware
-    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path)
-        return await handler(request)
+        match request.path:
+            case "/apply-template":
+                return await self._apply_template(request)
+            case "/tokenize":
+                return await self._handle_tokenize(request)
+            case "/detokenize":
+                return await self._handle_detokenize(request)
+            case "/completion":
+                return await self._completion(request)
+            case "/v1/completions" | "/v1/chat/completions":
+                return await self._openai(request)
+            case _:
+                raise web.HTTPNotFound
 
     async def _apply_template(self, request: web.Request) -> web.Response:
         texts = [f"<|{message['role']}|>{message['content']}" for message in (await request.json())["messages"]]

@@ -25,6 +25,8 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
+from support.wire import served
+
 __all__ = ["DRAWN", "END", "MessageServer", "ReadMessage", "call", "read_message", "serving_messages"]
 
 _ANSWER: Final = "\nanswer\n"
@@ -449,15 +451,6 @@ async def _send(response: web.StreamResponse, chunk: dict[str, Any]) -> None:
 @asynccontextmanager
 async def serving_messages(server: MessageServer) -> AsyncGenerator[MessageServer]:
     """The server, open; its address is `url`."""
-    app = web.Application()
-    app.router.add_post("/{path:.*}", server.answer)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        server.url = f"http://{host}:{port}/v1"
+    async with served("/{path:.*}", server.answer) as root:
+        server.url = f"{root}/v1"
         yield server
-    finally:
-        await runner.cleanup()
