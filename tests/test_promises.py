@@ -102,9 +102,9 @@ def test_no_promise_is_broken(chosen: range) -> None:
     assert not found, report(found)
 
 
-@pytest.mark.parametrize("seed", [8198, 10694, 12718])
+@pytest.mark.parametrize("seed", [2451, 8198, 10694, 12718])
 def test_cases_that_broke_one_once(seed: int) -> None:
-    """The baseline's time of finding out; a budget's end inside a character; tokens that nobody counted."""
+    """A trial beside the only stream; the baseline's time; a budget's end inside a character; tokens nobody counted."""
     found, _ = outcome_of(seed)
     assert not found, report(found)
 

@@ -276,7 +276,7 @@ class StreamScheduler:
     def choose_prompt_trial(self, now_s: float) -> int | None:
         """How many tokens of the prompt are to be read now, before a second stream reads all of them; None: none."""
         is_of_use = self.can_read_prompt_part and not self.is_off and self._may_try_stream(now_s)
-        if self._stats.num_extra or not is_of_use or self._last_s is None:
+        if self._max_streams == 1 or self._stats.num_extra or not is_of_use or self._last_s is None:
             return None
         allowance_s, step_s = self._estimate_allowance(now_s), self._pair_stats.target_token_s
         return self.prompt_trial.begin(self._costs.num_prompt_tokens, allowance_s, self._last_s, step_s)
