@@ -20,6 +20,7 @@ __all__ = [
     "Role",
     "ToolCall",
     "ToolCallKind",
+    "check_field_type",
 ]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -78,7 +79,7 @@ class ChatMessage:
     @classmethod
     def from_openai(cls, message: Mapping[str, Any], where: str = "message") -> ChatMessage:
         """Read an OpenAI chat message, found at `where`; raises InvalidRequestError naming the field that is wrong."""
-        _check_field_type(where, message, Mapping, "a ChatMessage or an OpenAI chat dict")
+        check_field_type(where, message, Mapping, "a ChatMessage or an OpenAI chat dict")
         role = message.get("role")
         if role not in _ROLES:
             found = "missing" if role is None else repr(role)
@@ -132,15 +133,15 @@ def _check_message_content(content: object, where: str) -> None:
             f"{where}.content is of type {type(content).__name__}; it must be text, a tuple of parts or None"
         )
     for index, part in enumerate(cast("tuple[object, ...]", content) if isinstance(content, tuple) else ()):
-        _check_field_type(f"{where}.content[{index}]", part, Mapping, "a part such as {'type': 'text', 'text': …}")
+        check_field_type(f"{where}.content[{index}]", part, Mapping, "a part such as {'type': 'text', 'text': …}")
 
 
 def _parse_openai_tool_call(call: Mapping[str, Any], where: str) -> ToolCall:
-    _check_field_type(where, call, Mapping, "an object with id and function")
+    check_field_type(where, call, Mapping, "an object with id and function")
     kind: ToolCallKind = "custom" if call.get("type") == "custom" else "function"
     text = "input" if kind == "custom" else "arguments"
     called = _require_field(call, kind, where)
-    _check_field_type(f"{where}.{kind}", called, Mapping, f"an object with name and {text}")
+    check_field_type(f"{where}.{kind}", called, Mapping, f"an object with name and {text}")
     name, arguments = (_require_field(called, field, f"{where}.{kind}") for field in ("name", text))
     return ToolCall(_require_field(call, "id", where), name, arguments, kind)
 
@@ -174,7 +175,7 @@ def _keep_native_if_fields_are_lost(message: Mapping[str, Any]) -> NativeMessage
     return NativeMessage("chat", {name: value for name, value in message.items() if value or name in _MESSAGE_FIELDS})
 
 
-def _check_field_type(name: str, value: object, kind: type, wanted: str) -> None:
+def check_field_type(name: str, value: object, kind: type, wanted: str) -> None:
     """Raise InvalidRequestError unless a value from outside is of the kind that its annotation promises."""
     if not isinstance(value, kind):
         raise InvalidRequestError(f"{name} is {value!r} of type {type(value).__name__}; it must be {wanted}")

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.fields import describe_unknown_option
-from llm_spec.contract.messages import ChatMessage, _check_field_type
+from llm_spec.contract.messages import ChatMessage, check_field_type
 
 __all__ = [
     "ChatRequest",
@@ -28,16 +28,16 @@ Messages: TypeAlias = "str | Sequence[ChatMessage | Mapping[str, Any]]"
 
 
 def _parse_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...]:
-    _check_field_type("tools", tools or (), Sequence, "a list of tools")
+    check_field_type("tools", tools or (), Sequence, "a list of tools")
     for index, tool in enumerate(tools or ()):
-        _check_field_type(f"tools[{index}]", tool, Mapping, 'an object such as {"type": "function", "function": {…}}')
+        check_field_type(f"tools[{index}]", tool, Mapping, 'an object such as {"type": "function", "function": {…}}')
     return tuple(tools or ())
 
 
 def _parse_messages(messages: Messages) -> tuple[ChatMessage, ...]:
     if isinstance(messages, str):
         return (ChatMessage("user", messages),)
-    _check_field_type("messages", messages, Sequence, "a text or a list of messages")
+    check_field_type("messages", messages, Sequence, "a text or a list of messages")
     return tuple(
         message if isinstance(message, ChatMessage) else ChatMessage.from_openai(message, f"messages[{index}]")
         for index, message in enumerate(messages)
@@ -140,13 +140,13 @@ class ChatRequest:
         check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
         check_number(InvalidRequestError, "top_logprobs", self.top_logprobs, 0, _MAX_TOP_LOGPROBS, integer=True)
         if self.session_id is not None:
-            _check_field_type("session_id", self.session_id, str, "a text")
+            check_field_type("session_id", self.session_id, str, "a text")
             if _SESSION_ID.fullmatch(self.session_id) is None:
                 raise InvalidRequestError(
                     f"session_id is {self.session_id[:300]!r}; it must have 1 to 256 visible ASCII characters"
                 )
         for text in self.stop:
-            _check_field_type("stop string", text, str, "a text")
+            check_field_type("stop string", text, str, "a text")
             if not text:
                 raise InvalidRequestError("stop holds an empty string; every stop string must have a character")
 
@@ -159,7 +159,7 @@ class ChatRequest:
         values: dict[str, Any] = dict(options)
         sampling = Sampling(**{k: values.pop(k) for k in list(values) if k in _SAMPLING_FIELDS})
         stop = values.pop("stop", None) or ()
-        _check_field_type("stop", stop, Sequence, "a text or a list of texts")
+        check_field_type("stop", stop, Sequence, "a text or a list of texts")
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["tools"] = _parse_tools(values.get("tools"))
         return cls(messages=_parse_messages(messages), sampling=sampling, **values)
