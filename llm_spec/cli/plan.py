@@ -1,4 +1,8 @@
-"""`llm-spec plan`: what each strategy would take in time and money, before anything is paid for."""
+"""`llm-spec plan`: what each strategy would take in time and money, before anything is paid for.
+
+The strategies themselves are run, by virtual clock, against models that have the situation's latencies and know one
+random answer; prices turn their tokens into money. Of `tokens`, whose rounds take no waiting, it is the arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,6 @@ __all__ = [
 ]
 
 _NUM_SEEDS: Final = 6
-
 _WORDS_PER_LINE: Final = 10  # of a sentence
 
 
@@ -242,15 +245,10 @@ def _generate_random_lines(num_tokens: int, rng: random.Random) -> Iterator[str]
 
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
-
 _MEASURED_TOKENS: Final = 96
-
 _COPIED_TOKENS: Final = 16  # of a draft that copies, at a time
-
 _TARGET_SPEED: Final = ModelSpeed(first_token_s=0.5, token_s=1 / 60)
-
 _DRAFT_SPEED: Final = ModelSpeed(first_token_s=0.3, token_s=1 / 200)
-
 _COPYING_SPEED: Final = ModelSpeed(first_token_s=0.0, token_s=0.0)  # of a draft that asks no model
 
 

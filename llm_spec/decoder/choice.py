@@ -1,4 +1,13 @@
-"""Which strategy answers a request."""
+"""Which strategy answers a request.
+
+`StrategyPlanner` knows what each strategy has been worth so far. A decoder has one, kept across its requests.
+
+A strategy's worth is its speedup: what the target alone would have taken, divided by what it took; plain is worth 1.
+The target alone is measured by answering a request plainly (a baseline request): the first one with `auto`, the second
+one with a strategy chosen by name, then now and then. With `auto` every strategy that a request allows is tried, and
+from then on the worthiest is used. The others are tried again now and then, since servers and drafts change: later and
+later, and so seldom that it costs no more than a hundredth of the time.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +40,12 @@ __all__ = [
 ]
 
 _REQUEST_HALF_LIFE: Final = 4.0  # half-life of what is known of a strategy
-
 _MAX_TRIALS: Final = 2  # a first request also pays for words and speeds that are not known yet
-
 _MIN_VALUE_RATIO: Final = 1.02  # a gain below this is within the noise of the measurement
-
 _MAX_REGRET: Final = 0.01  # of the time: what trying one again may cost
-
 _FIRST_PAUSE: Final = 16  # requests until a strategy that did not pay is tried again; twice as many each time
-
 _LAST_PAUSE: Final = 512
-
 _BASELINE_RETRY_INTERVAL: Final = 8  # requests after the first baseline, which may have met a cold server
-
 _MIN_TOKENS: Final = 8  # of an answer, for its time to say something
 
 

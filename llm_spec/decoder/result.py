@@ -328,7 +328,6 @@ class SpeculativeFinish(Finish):
 
 
 _USAGE_FIELDS: Final = tuple(vars(Usage()))
-
 _NO_TOKENS: Final = (0,) * len(_USAGE_FIELDS)
 
 

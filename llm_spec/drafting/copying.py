@@ -1,4 +1,10 @@
-"""CopyingDraft: the text drafts of one request that are copied from text, by whatever rule."""
+"""CopyDraft: the text drafts of one request that are copied from text, by whatever rule.
+
+A `TextIndex` keeps the pieces of a conversation for one request, and where each occurred. Text is read in steps of some
+hundred pieces, with a turn of the event loop between two of them: a conversation of 100,000 words takes tenths of a
+second, and no request should wait so long for another. It is read once: the answer grows at its end, and where the next
+call's answer differs from the last one's (a guess that proved wrong), it is cut back to what both share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Where a sequence's end has occurred before: what prompt lookup and given texts rest on."""
+"""Where a sequence's end has occurred before: what prompt lookup and given texts rest on.
+
+Sequences are long, searched now and then, and sometimes cut back. Only single items are indexed. A search starts from
+the rarest of the last items and compares around each place where that one occurred, so an item costs one entry, not one
+for every n-gram that ends with it. The places of an item are a chain through one array. So few objects are made that
+neither the garbage collector nor dropping it all takes long.
+"""
 
 from __future__ import annotations
 
@@ -116,20 +122,14 @@ class OccurrenceIndex(Generic[T]):
 
 
 _FOLLOWED_NGRAM: Final = 8
-
 # Of a match that is found after a difference, measured on edited source files
 _NEAR: Final = 32  # items from where the answer would stand
-
 _MIN_FAR_MATCH: Final = 3
-
 _MAX_REPLACED: Final = 4
-
 _MATCHING_AT_FIRST: Final = 2
-
 # A guess after n matching items is right in about 1 - 0.6 / n of cases (measured on the built-in pair: .43, .59, .78,
 # .88, then .95 and more); it is a first estimate, the lookahead learns the true rates.
 _MISMATCH_FACTOR: Final = 0.6
-
 _CONFIDENCE_WITHOUT_MATCH: Final = 0.3
 
 

@@ -24,7 +24,6 @@ __all__ = [
 T = TypeVar("T", bound=Hashable)
 
 _ROOT: Final = 0
-
 _NONE: Final = -1
 
 

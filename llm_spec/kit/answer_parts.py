@@ -1,4 +1,13 @@
-"""Parts of a server's answer: counts, usage, how it ended, and what this library does not read. Pure."""
+"""Parts of a server's answer: counts, usage, how it ended, and what this library does not read. Pure.
+
+For how an answer ended OpenAI has five words; servers and gateways add their own, or pass on those of the model's
+vendor. Upper and lower case, blanks, hyphens and underscores make no difference: `MAX_TOKENS`, `maxTokens` and
+`max-tokens` are one word.
+
+A word that is in none of these lists is read as `length`. The text is there, and nobody says that it is all of it: as
+`stop` an agent would take half an answer for a whole one, and as a failure every answer of a server with a new word
+would be asked for again, and lost.
+"""
 
 from __future__ import annotations
 
@@ -73,11 +82,8 @@ _WORDS: Final[Mapping[ReadFinishReason, str]] = {
         unexpected_tool_call too_many_tool_calls invalid_function_call missing_thought_signature
     """,
 }
-
 _NOT_ENDED: Final = frozenset({"null", "none", "notfinished"})  # DashScope and watsonx, before the end
-
 _SEPARATORS: Final = re.compile(r"[\s_-]+")
-
 _REASONS: Final[Mapping[str, ReadFinishReason]] = {
     word.replace("_", ""): reason for reason, words in _WORDS.items() for word in words.split()
 }
@@ -106,16 +112,13 @@ _CACHED: Final[tuple[_Path, ...]] = (
     ("input_tokens_details", "cached_tokens"),
     ("cached_content_token_count",),  # gateways to Gemini
 )
-
 _CACHE_WRITES: Final[tuple[_Path, ...]] = (
     ("cache_creation_input_tokens",),
     ("prompt_tokens_details", "cache_creation_input_tokens"),
     ("prompt_tokens_details", "cache_creation_tokens"),
     ("prompt_tokens_details", "cache_write_tokens"),
 )
-
 _REASONING: Final[tuple[_Path, ...]] = (("completion_tokens_details", "reasoning_tokens"), ("reasoning_tokens",))
-
 _EMPTY: Final[Mapping[str, Any]] = {}
 
 

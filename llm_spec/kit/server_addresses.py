@@ -1,7 +1,13 @@
-"""Addresses of servers: what may be one, what is secret in it, and what errors tell of it. Pure.
+"""Addresses of servers: what may be one, what is secret in it, what errors tell of it, and its proxy.
 
 An address is `http://` or `https://`, a host, and what an HTTP client adds to it. Its credentials and its query are
 taken off, so that no library that gets the rest can repeat them.
+
+The environment names the proxy through which a server is reached: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY. They
+are read as httpx reads them, so that all providers go the same way: names in lower case come first, the proxy of the
+address's scheme comes before ALL_PROXY, and an address of this machine is one like any other. NO_PROXY has hosts
+(`example.com` with all below it, `.example.com` or `*.example.com` only what is below it), addresses, networks
+(`10.0.0.0/8`), each with a port or without, and `*` for all.
 """
 
 from __future__ import annotations
@@ -27,21 +33,18 @@ __all__ = [
 # Everything before the last @ of a host; and of a password that holds a slash, what no port can be. Strings joined by +
 # have an @ before each address.
 _CREDENTIALS: Final = re.compile(r"//(?:[^/\s]*|[^/\s:\[]*:(?!\d{0,5}/)(?:(?!//)\S)*)@(?!https?://)", re.IGNORECASE)
-
 # The same where the scheme is missing: `name:model@user:password@host`, `name:user:password@host`, `model@user@host`.
 _CREDENTIALS_ALONE: Final = re.compile(
     r"(?:(?<=@)(?<!\*@)(?!https?://)(?:[^@\s/:]*:\S*|[^@/\s]*)"
     r"|(?<=@ )[^@\s/:]*:\S*|(?<![\w./-])(?P<kept>[\w-]+:[^\s:@/]*:)[^\s@/\]]*)@(?!https?://)",
     re.IGNORECASE,
 )
-
 # Up to the end of the word, and to the next of strings joined by +. The options of a model's folder are no query.
 _QUERY: Final = re.compile(
     r"(?P<address>(?:https?:/|//|@[^\s/?#@]*:\d{1,5}(?=[/?])|@[\w.-]+\.[a-z]{2,}(?=[/?]))[^\s?#]*)\?\S+?"
     r"(?=['\"),;:]{0,9}(?:\s|$)|\+[\w-]+:)",
     re.IGNORECASE,
 )
-
 _FORM: Final = "write it as http://host:port/v1 or https://host/v1"
 
 
@@ -132,9 +135,7 @@ def _sort_secrets(secrets: list[str]) -> tuple[str, ...]:
 _Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _SCHEMES: Final = ("http", "https", "socks5", "socks5h")
-
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
 _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:/]*)(?::(?P<port>\d+))?/?")
 
 

@@ -1,4 +1,10 @@
-"""What a cache holds when its answer has ended, and how a prompt is read into one, piece by piece."""
+"""What a cache holds when its answer has ended, and how a prompt is read into one, piece by piece.
+
+With what is kept the next turn of a conversation reads only what is new, and a draft that is restarted only what the
+target has written meanwhile. Kept is what gives the same bits as reading it again: for exact sessions whole chunks of a
+prompt, read from the same position in one pass. What was read in rounds stood beside other rows, and may differ in the
+last bit; to a draft that does not matter.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +83,7 @@ def choose_idle_cache(
 
 
 _FIRST_TOKENS: Final = 16  # of the first piece where the sizes are free, by which it shows what reading costs, …
-
 _MIN_TOKENS: Final = 32  # … and of those after it, fewer of which would take longer in all; …
-
 _PIECE_S: Final = 0.05  # … they grow as long as one takes less than half of this
 
 

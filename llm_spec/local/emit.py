@@ -49,7 +49,6 @@ class TokenNames:
 
 
 _NUM_TAIL_TOKENS = 16  # of a prompt, among which the mark stands that opens its reasoning
-
 _ID_CHARACTERS = 24
 
 

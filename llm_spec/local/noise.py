@@ -12,6 +12,14 @@ set first, too.)
 
 `llm_spec_torch.noise` computes the same on a device. Its words are equal bit for bit; its Gumbel noise is within 2 ulp,
 because the logarithms of numpy and torch differ.
+
+Philox 4x32-10 gives random words as a pure function of counter and key: Salmon et al., "Parallel Random Numbers: As
+Easy as 1, 2, 3" (SC 2011), checked against the Random123 vectors. (numpy's own Philox is 4x64.) A word has 32 bits and
+is stored in an int64. The product of two words wraps to the right 64 bits, and `(product >> 32) & 0xFFFFFFFF` is its
+high word although the shift is arithmetic.
+
+`philox4x32` is the only function of `llm_spec.local` that takes arrays of another library: `llm_spec_torch.noise` calls
+it with int64 tensors, on a GPU too, so that host and device share one generator. It uses their operators alone.
 """
 
 from __future__ import annotations
@@ -39,19 +47,13 @@ __all__ = [
 ]
 
 Word: TypeAlias = Any  # an int, an int64 numpy array or an int64 torch tensor
-
 Words: TypeAlias = tuple[Word, Word, Word, Word]
 
 MASK32 = 0xFFFFFFFF
-
 _NUM_ROUNDS = 10
-
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-
 _SHIFT = np.uint64(32)
-
 _LOW_WORD = np.uint64(MASK32)
 
 

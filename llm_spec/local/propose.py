@@ -1,4 +1,9 @@
-"""The draft's half of a round: guesses at the next tokens, from a draft that may fail, stall or give nonsense."""
+"""The draft's half of a round: guesses at the next tokens, from a draft that may fail, stall or give nonsense.
+
+A drafted token that was drawn (it has `probs`) and can be verified is verified, whatever becomes of its draft. To drop
+it for what was drawn, or for what followed from that, favours the tokens that are not dropped: rejection sampling then
+gives another distribution than the target's. A rule by the distribution itself, known before the draw, is harmless.
+"""
 
 from __future__ import annotations
 

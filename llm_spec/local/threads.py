@@ -1,4 +1,14 @@
-"""Blocking work beside an event loop: iterate in a thread, consume in a coroutine."""
+"""Blocking work beside an event loop: iterate in a thread, consume in a coroutine.
+
+A model that admits eight requests joins their forward passes, and needs a thread for each. For models that set no
+bound of their own there is one on what runs at once: few of each event loop, on two cores six.
+
+The program ends when its main thread does, whatever is under way in a daemon thread's loop: then all of it is
+cancelled, ends within a step, and its consumers are cancelled. Nothing more begins.
+
+Native code that recurses as deep as its input wants takes more stack than any of these threads have, and to overflow it
+ends the process: `call_on_deep_stack`.
+"""
 
 from __future__ import annotations
 
@@ -112,19 +122,15 @@ _MAX_THREADS: Final = 1024  # far above what models of one process admit togethe
 _threads: Final = DaemonThreadPool(_MAX_THREADS, "llm_spec")
 
 _NUM_PLACES: Final = min(32, count_usable_cores() + 4)  # as asyncio's own threads
-
 _places: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = WeakKeyDictionary()
 
 _MAX_END_S: Final = 2.0  # that the end of the program waits for steps under way: torch's may take as long
-
 _under_way: Final[set[threading.Event]] = set()  # the `cancelled` of each iteration
-
 _program_is_ending = threading.Event()
 
 _WAKE_INTERVAL_S: Final = 0.025  # 40 times a second looks smooth
 
 _STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far as it is used
-
 _deep_call = threading.Lock()
 
 

@@ -13,7 +13,6 @@ __all__ = [
 ]
 
 _FIRST: Final = 16  # answers
-
 _LAST: Final = 64
 
 
@@ -34,13 +33,9 @@ class RetrialPause:
 
 
 _HALF_LIFE: Final = 16.0  # of streams
-
 _TOKEN_HALF_LIFE: Final = 64.0  # of tokens
-
 _MIN_SLOWDOWN: Final = 0.02  # less cannot be told from noise, …
-
 _MIN_OPENING_COST: Final = 0.25  # … in both
-
 _MIN_GAIN: Final = 1.5  # times what it costs that a stream has to win
 
 
@@ -105,17 +100,11 @@ class ExtraStreamStats:
 _LOAD_HALF_LIFE: Final = 256.0  # tokens
 
 _ANSWER_HALF_LIFE: Final = 4.0  # answers
-
 _KEPT: Final = 0.98  # of what is known of a stream beside the draft, with each stretch that is added
-
 _MIN_ALONE: Final = 4  # tokens of a stream alone, …
-
 _MIN_BESIDE: Final = 2  # … and stretches beside the draft, before anything is known
-
 _MAX_BESIDE: Final = 16  # stretches without a stream alone: by then a draft that pays has shown it
-
 _MAX_HARMLESS: Final = 0.1  # seconds that a stream is later by a second of drafting, which may be noise, …
-
 _NOISE: Final = 1.0  # … and by so much more, divided by the number of stretches
 
 

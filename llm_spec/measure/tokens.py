@@ -44,12 +44,10 @@ __all__ = [
 PIECES_PER_LOOP_TURN: Final = 512  # that are read between two turns of the event loop: about a millisecond
 
 _SAMPLE_WINDOW: Final = 256  # characters of a long text that are counted at a time …
-
 _NUM_SAMPLE_WINDOWS: Final = 64  # … at so many places, which takes about a millisecond
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
-
 _WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)*")  # "don't" is one
 
 
@@ -146,19 +144,14 @@ async def stream_texts_as_draft_pieces(texts: Sequence[str]) -> AsyncGenerator[D
 
 
 _TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
-
 _IMAGE_TOKENS: Final = 1600  # what vendors count for a large one
-
 _IMAGE_TYPES: Final = ("image", "image_url", "input_image")
-
 _COUNTED_FIELDS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
-
 _COUNTED_BLOCKS: Final = ("text", "image", "tool_use", "tool_result")
 
 _NON_SPACE: Final = re.compile(r"\S+")
 
 _LONGEST_TOKEN: Final = 128  # bytes; vocabularies have runs of so many spaces and signs …
-
 _DENSE_TEXT_BYTES: Final = 32  # … but no text has tokens of so many on the average
 
 

@@ -277,7 +277,7 @@ class _FeatureProbe:
     async def probe_if_due(self, check: Check) -> None:
         """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
 
-        Where it gives an error that is raised, and the feature is taken for missing for a short while.
+        An error that `check` returns is raised too, and the feature is taken for missing for a short while.
 
         Callers at the same time share one trial. Each may leave it to the others; it ends with the last.
         """

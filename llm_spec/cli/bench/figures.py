@@ -51,7 +51,6 @@ __all__ = [
 ]
 
 CONFIDENCE: Final = 0.95
-
 MIN_UNITS: Final = 6  # of fewer, not even the least and the largest hold the median so surely
 
 
@@ -168,7 +167,6 @@ def find_first_difference(plain: AnswerRecord, other: AnswerRecord, prompt_id: s
 
 
 Verdict: TypeAlias = Literal["reference", "faster", "slower", "no difference", "too few to tell", "failed"]
-
 NUM_FIRST: Final = 10
 
 

@@ -1,4 +1,11 @@
-"""Reading the fields of a request's body: what is absent or null is the default, what is wrong is one clear error."""
+"""Reading the fields of a request's body: what is absent or null is the default, what is wrong is one clear error.
+
+`llm_spec.contract.fields` says which fields go to a target that this server does not read itself. A client speaks with
+the operator's key, to the operator's server. What passes by default says how to sample, think, call tools and keep to a
+form, labels a request, or caches it. What loads things (`lora`, `chat_template`), reaches other places
+(`kv_transfer_params`), replaces the prompt (`prompt_embeds`), jumps a queue (`priority`) or costs more (`service_tier`,
+`plugins`) passes where the operator says so, and what sets another limit of length never does.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +39,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
 Json: TypeAlias = dict[str, Any]
-
 Body: TypeAlias = Mapping[str, Any]
 
 _SEED_MASK: Final = (1 << 63) - 1
-
 _MIN_TOP_P: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
-
 _TOP_K_OFF: Final = (0, -1)  # words of llama.cpp and vLLM for: all tokens
-
 _SAMPLING_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -52,7 +54,6 @@ _SAMPLING_FIELDS: Final = (
     "presence_penalty",
     "frequency_penalty",
 )
-
 _TYPE_NAMES: Final = {
     bool: "true or false",
     dict: "an object",
@@ -60,7 +61,6 @@ _TYPE_NAMES: Final = {
     list: "a list",
     str: "a text",
 }
-
 # What this library says to a target itself: set beside it, it would pass by limits, budgets and names of models
 _RESERVED_FIELDS: Final = frozenset(
     {
@@ -78,9 +78,7 @@ _RESERVED_FIELDS: Final = frozenset(
         "stream_options",
     }
 )
-
 _MAX_STOP_STRINGS: Final = 256  # each of them is looked for in each piece of the answer
-
 _DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
 
 
@@ -243,9 +241,7 @@ def get_requested_model_name(body: Body) -> str:
 
 
 ALL_FIELDS: Final = "*"
-
 _HEADER_SAFE_NAME: Final = re.compile(r"[\w.-]{1,60}", re.ASCII)  # that a header can carry
-
 _MAX_REPORTED_FIELDS: Final = 16
 
 

@@ -231,7 +231,6 @@ class DraftPieceTimes:
 # Where a stream may begin: before a single space between two words, or before a newline that follows a word. Tokens
 # begin there in every common tokenizer, templates strip nothing, and no character or run of whitespace is cut.
 _SAFE_BOUNDARY: Final = re.compile(r"(?<=\S)(?= \S)|(?<=\w)(?=\n)")
-
 _OPEN_FENCE: Final = re.compile(r"(?:^|\n)[ \t]*(?:```|~~~)[^\n]*$")
 
 

@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 _MAX_SHARE: Final = 0.1  # of one answer's time, whatever all answers together may lose
-
 _MAX_GAP: Final = 1.5  # times a stream's usual step, beyond which it waits because of other work
 
 
@@ -74,39 +73,24 @@ class LossBudget:
 
 
 _MIN_SEGMENT: Final = 2  # tokens
-
 _MAX_SEGMENT: Final = 64
-
 MAX_DRAFT_REACH: Final = 1024  # tokens that are drafted at once at most
-
 _SEGMENT_SHARE: Final = 1.5  # of the tokens that the draft is right, one stream's part of them
-
 _SEGMENT_GROWTH: Final = 0.3  # of a segment, where the draft is less likely by a factor of e to be right
-
 _MIN_SURVIVAL: Final = 0.02  # a stream that is less likely to be of use is not worth its tokens
-
 _CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
-
 _MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
-
 _MIN_USEFUL_RUN: Final = 4  # tokens that a draft is right, for it not to be tired of
-
 _MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a second one is opened
-
 _TRIAL_TOKENS: Final = 4  # that are written beside more streams than before, to see whether those slow them down
-
 _TRIAL_FACTOR: Final = 4  # so many times as many streams are tried next
-
 _MAX_TRIAL_LOSS: Final = 1.0  # tokens that a trial may be late, for the server to have room
-
 _MAX_LATE: Final = 2.0  # tokens that an answer may be late beside streams whatever the budget is: hiccups happen
-
 _LATE_TOLERANCE: Final = 0.05  # of a time, that measuring may be off
 
 _MAX_STREAM_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup, …
 
 _MAX_OPENING_COST: Final = 8.0  # … and tokens that the answer may be late by each stream that is being opened
-
 _FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pay, twice as many each time
 
 
