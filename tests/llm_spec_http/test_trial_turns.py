@@ -101,6 +101,26 @@ def test_beside_steady_answers_there_is_one_call_a_minute() -> None:
     run_virtual(run())
 
 
+def test_an_answer_that_could_not_be_opened_is_not_open() -> None:
+    """A server that refused a request has nothing to do for it."""
+
+    @asynccontextmanager
+    async def refuse() -> AsyncGenerator[None]:
+        raise ConnectionError
+        yield
+
+    async def run() -> None:
+        turns = TrialTurns()
+        trial = Trial(turns)
+        with pytest.raises(ConnectionError):
+            async with turns.watch(refuse()):
+                pass
+        await trial.run(1)
+        assert trial.began_s == at(1.0)
+
+    run_virtual(run())
+
+
 def test_a_later_trial_waits_anew() -> None:
     """A minute from when it begins, whatever was before."""
 
