@@ -152,10 +152,8 @@ class EventLoopBridge:
                 await self._finish()
 
     def stop_at_exit(self) -> None:
-        """End the thread and with it its connections, so that nothing complains of them."""
-        thread = self._stop_thread()
-        if thread is not None:
-            thread.join(_EXIT_TIMEOUT_S)
+        """Tell the thread to end, and with it its connections, so that nothing complains of them."""
+        self._stop_thread()
 
     def reset_after_fork(self) -> None:
         """Leave all that belongs to the parent's threads behind: in a process that was forked."""
@@ -209,7 +207,7 @@ class EventLoopBridge:
                 self._thread = _LoopThread(self._name)
                 self._home_loop = self._thread.loop
                 self._finalizer = weakref.finalize(self, self._thread.stop)
-                self._finalizer.atexit = False  # `stop_at_exit` waits for the end, too
+                self._finalizer.atexit = False  # `_stop_all_at_exit` waits for the end, too
             home_task = _HomeLoopTask(self._home_loop, open_stream, put)
             self._home_loop.call_soon_threadsafe(home_task.start, self._tasks)
         return home_task
@@ -314,10 +312,17 @@ class _LoopThread:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._selector = _LeavableSelector()
         self._thread = threading.Thread(
-            target=_run_loop_until_stopped, args=(self._selector, ready), name=f"llm_spec {name}", daemon=True
+            target=self._run_until_stopped, args=(ready,), name=f"llm_spec {name}", daemon=True
         )
+        _running_threads.add(self)
         self._thread.start()
         self.loop, self._stopping = ready.result()
+
+    def _run_until_stopped(self, ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        try:
+            _run_loop_until_stopped(self._selector, ready)
+        finally:
+            _running_threads.discard(self)
 
     def stop(self) -> None:
         """Cancel what runs there and end the thread, soon; twice is harmless."""
@@ -376,11 +381,14 @@ async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGen
 
 
 _bridges: Final[weakref.WeakSet[EventLoopBridge]] = weakref.WeakSet()
+_running_threads: Final[set[_LoopThread]] = set()  # a forgotten bridge's is still ending when the bridge is gone
 
 
 def _stop_all_at_exit() -> None:
     for bridge in list(_bridges):
         bridge.stop_at_exit()
+    for thread in list(_running_threads):
+        thread.join(_EXIT_TIMEOUT_S)
 
 
 atexit.register(_stop_all_at_exit)
