@@ -272,7 +272,7 @@ async def measure_package(costs: Costs) -> Judged:
     target, draft = make_target(costs), _Draft(costs)
     config = SpeculativeConfig(strategy="probe", max_concurrent_streams=costs.places)
     taken: dict[int, float] = {}
-    async with SpeculativeDecoder(draft, target, config) as decoder:
+    async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
         clock = asyncio.get_running_loop().time
         for seed in (*LEARNING_SEEDS, *JUDGED_SEEDS):
             began_s = clock()

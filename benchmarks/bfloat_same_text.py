@@ -65,14 +65,14 @@ def make_drafts(target: TorchProvider) -> list[DraftProvider]:
 
 async def count_broken_promises(target: TorchProvider, lengths: list[int], num_seeds: int, max_tokens: int) -> int:
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(LOOKAHEAD), baseline_every=0)
-    decoders = [SpeculativeDecoder(draft, target, config) for draft in make_drafts(target)]
+    decoders = [SpeculativeDecoder(target=target, draft=draft, config=config) for draft in make_drafts(target)]
     num_broken = 0
     for length in lengths:
         num_equal, num_promised, num_accepted = 0, 0, 0
         for seed in range(num_seeds):
             temperature = TEMPERATURES[seed % len(TEMPERATURES)]
             options: RequestOptions = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature}
-            plain = await SpeculativeDecoder(None, target).decode(f"{length} {seed}", **options)
+            plain = await SpeculativeDecoder(target=target, draft=None).decode(f"{length} {seed}", **options)
             for decoder in decoders:
                 result = await decoder.decode(f"{length} {seed}", **options)
                 is_equal = (result.content, result.stopped_by) == (plain.content, plain.stopped_by)

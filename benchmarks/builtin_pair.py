@@ -119,11 +119,13 @@ def make_contenders(watch: Stopwatch, threads: int) -> tuple[dict[str, Speculati
 
     def make_speculative(lookahead: LookaheadPolicy, draft: DraftProvider | None = None) -> SpeculativeDecoder:
         draft = draft or CascadeDraft(PromptLookup(), model)  # one each, since it learns; as `lookup+builtin:draft` is
-        return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
+        return SpeculativeDecoder(
+            target=target, draft=draft, config=SpeculativeConfig(strategy="tokens", lookahead=lookahead)
+        )
 
     decoders = {
-        "plain, unpadded": SpeculativeDecoder(None, fastest),
-        "plain, same text": SpeculativeDecoder(None, target),
+        "plain, unpadded": SpeculativeDecoder(target=fastest, draft=None),
+        "plain, same text": SpeculativeDecoder(target=target, draft=None),
         **{f"fixed {n}": make_speculative(Fixed(n)) for n in FIXED},
         "adaptive": make_speculative(CostAware()),
         "adaptive, model": make_speculative(CostAware(), model),

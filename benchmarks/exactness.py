@@ -37,9 +37,11 @@ async def compare_combinations(num_prompts: int, num_seeds: int, max_tokens: int
     for line, temperature, seed in itertools.product(lines, TEMPERATURES, range(num_seeds)):
         messages = json.loads(line)["messages"]
         options: RequestOptions = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        plain = await SpeculativeDecoder(None, target).decode(messages, **options)
+        plain = await SpeculativeDecoder(target=target, draft=None).decode(messages, **options)
         for (draft_name, draft), (lookahead_name, lookahead) in itertools.product(drafts.items(), LOOKAHEADS.items()):
-            decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
+            decoder = SpeculativeDecoder(
+                target=target, draft=draft, config=SpeculativeConfig(strategy="tokens", lookahead=lookahead)
+            )
             result = await decoder.decode(messages, **options)
             if result.content.encode() != plain.content.encode() or result.stopped_by != plain.stopped_by:
                 print(f"DIFFERENT: draft {draft_name}, lookahead {lookahead_name}, {options}, prompt {messages}")

@@ -127,7 +127,7 @@ def describe(pairs: Sequence[tuple[Answer, Answer]]) -> str:
 async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     provider = GgufProvider(options.model, threads=threads)
     loop = LlamaCppLoop(options.model, provider.model, threads)
-    decoder = SpeculativeDecoder(None, provider)
+    decoder = SpeculativeDecoder(target=provider, draft=None)
     print(f"\n{threads} threads: {provider.model.describe_passes()}")
     for temperature, (kind, prompts) in itertools.product(
         options.temperatures, load_chat_prompts(options.prompts).items()

@@ -197,9 +197,11 @@ def make_contenders(
     }
     if model is not None:
         drafts |= {"model": model, "lookup+model": CascadeDraft(PromptLookup(), model)}
-    contenders = {name: Contender(SpeculativeDecoder(draft, target)) for name, draft in drafts.items()}
+    contenders = {name: Contender(SpeculativeDecoder(target=target, draft=draft)) for name, draft in drafts.items()}
     predicting = {"prediction": None, "lookup+prediction": PromptLookup()}
-    contenders |= {n: Contender(SpeculativeDecoder(d, target), predicts=True) for n, d in predicting.items()}
+    contenders |= {
+        n: Contender(SpeculativeDecoder(target=target, draft=d), predicts=True) for n, d in predicting.items()
+    }
     selected = {"plain", "lookup", *(chosen or contenders)}
     assert selected <= contenders.keys(), f"contenders are {', '.join(contenders)}"
     return {name: contender for name, contender in contenders.items() if name in selected}

@@ -127,7 +127,7 @@ async def answer_requests(job: BenchmarkJob) -> Outcome:
         max_concurrent_streams=scenario.streams,
         baseline_every=64 if job.strategy == "auto" else 0,  # the strategies themselves are timed
     )
-    decoder = SpeculativeDecoder(draft, target, config)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
     outcome = Outcome(seconds=[], drafts=[], strategies=[])
     for _ in range(job.num_requests):
         num_drafts, started = draft.num_calls, asyncio.get_running_loop().time()
@@ -492,7 +492,7 @@ async def time_by_turns(
     draft: DraftProvider = ProviderDraft(remote) if cell.over_http else SimulatedDraft(answer, scenario.agreement, seed)
     config = SpeculativeConfig(strategy=cell.strategy, max_concurrent_streams=scenario.streams, baseline_every=0)
     try:
-        plain, speculative = make_decoder(target), SpeculativeDecoder(draft, target, config)
+        plain, speculative = make_decoder(target), SpeculativeDecoder(target=target, draft=draft, config=config)
         alone: list[float] = []
         together: list[float] = []
         for _ in range(num_turns):
@@ -505,7 +505,7 @@ async def time_by_turns(
 
 
 def make_decoder(target: LlmProvider) -> SpeculativeDecoder:
-    return SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
+    return SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(strategy="plain"))
 
 
 def measure_over_sockets(num_seeds: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     prompts = load_chat_prompts(arguments.answers)["open"]
     rates: dict[int, float] = {}
     texts: list[str] = []
-    async with SpeculativeDecoder(None, arguments.model) as decoder:
+    async with SpeculativeDecoder(target=arguments.model, draft=None) as decoder:
 
         async def answer(prompt: str) -> int:
             request = ChatRequest.create(prompt, temperature=0.0, max_tokens=arguments.tokens)

@@ -133,7 +133,7 @@ async def answer(model: ForcedModel, contender: str, before: str, after: str, ma
         prediction=before if contender == "prediction" else None,
     )
     model.num_prompt_tokens = len(model.tokenizer.encode_chat(request))
-    decoder = SpeculativeDecoder(PromptLookup() if contender == "lookup" else None, LocalProvider(model))
+    decoder = SpeculativeDecoder(target=LocalProvider(model), draft=PromptLookup() if contender == "lookup" else None)
     started_s = time.perf_counter()
     result = await decoder.decode(request)
     return Timed(time.perf_counter() - started_s, result.content)

@@ -167,7 +167,7 @@ async def answer_requests(costs: StreamCosts, seed: int) -> list[Answer]:
     config = SpeculativeConfig(strategy="race", max_concurrent_streams=NUM_STREAMS, baseline_every=0)
     request = ChatRequest.create("Tell me.", temperature=0.0, max_tokens=NUM_TOKENS + 8)
     answers: list[Answer] = []
-    async with SpeculativeDecoder(draft, target, config) as decoder:
+    async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
         for number, kind in enumerate(KINDS):
             text = make_answer(NUM_TOKENS, 1000 * seed + number)
             target.set_answer(text)

@@ -80,13 +80,13 @@ def open_client(setup: ClientSetup) -> SpeculativeDecoder:
     """The decoder that a user would make."""
     target = f"vllm:double@{setup.target_url}"
     if setup.strategy == "plain":
-        return SpeculativeDecoder(None, target)
+        return SpeculativeDecoder(target=target, draft=None)
     model = Model(answer_tokens=setup.answer_tokens)
     draft: DraftProvider | str = InstantDraft(DraftModel(model=model, agreement=setup.agreement))
     if setup.draft_url is not None:
         draft = f"vllm:double@{setup.draft_url}"
     options: dict[str, Any] = {} if setup.streams is None else {"max_concurrent_streams": setup.streams}
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=setup.strategy, **options))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=setup.strategy, **options))
 
 
 async def run_client(setup: ClientSetup) -> None:

@@ -120,8 +120,8 @@ async def compare(
     **options: Any,
 ) -> list[SpeedupReading]:
     """Answers of one decoder, so many at a time; the target alone is timed beside each, or once."""
-    plain = SpeculativeDecoder(None, target)
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, **options))
+    plain = SpeculativeDecoder(target=target, draft=None)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=strategy, **options))
     readings: list[SpeedupReading] = []
     plain_answers: list[tuple[float, Any]] = []
 

@@ -222,7 +222,7 @@ def open_decoder(target: LlmProvider, draft: Any, strategy: str, *, is_eager: bo
     config = SpeculativeConfig(strategy=strategy, stream_always=True)
     if is_eager:
         config = replace(config, baseline_every=0, lookahead=Fixed(EAGER_ROWS))
-    decoder = SpeculativeDecoder(draft, target, config)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
     if is_eager:
         planner: Any = decoder._planner  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - nobody should want it
         planner.pair_stats = EagerStats()
@@ -261,7 +261,7 @@ async def compare(arguments: argparse.Namespace) -> bool:
         arguments.kind, arguments.max_tokens, arguments.example, is_constrained=arguments.constrained
     )[arguments.first : arguments.first + arguments.requests]
     plain = Contender("plain", open_decoder(target, None, "plain", is_eager=False))
-    unstreamed = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
+    unstreamed = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(strategy="plain"))
     num_unstreamed = 0  # of the server's own answers, that are the same without streaming
     others = [
         open_contender(target, strategy, draft, is_eager=arguments.eager)

@@ -118,7 +118,7 @@ def make_transformers_contender(model: Any, tokenizer: Any, **options: Any) -> C
 
 def make_torch_contender(draft: Any, target: TorchProvider) -> Contender:
     """A decoder of this library."""
-    decoder = SpeculativeDecoder(draft, target)
+    decoder = SpeculativeDecoder(target=target, draft=draft)
 
     def answer(request: ChatRequest) -> Answer:
         started = time.perf_counter()

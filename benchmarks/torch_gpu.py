@@ -297,13 +297,15 @@ def run(arguments: argparse.Namespace) -> None:
             )
             for line in lines
         ]
-        plain, texts = measure("plain", SpeculativeDecoder(None, target), requests, [])
+        plain, texts = measure("plain", SpeculativeDecoder(target=target, draft=None), requests, [])
         rows.append([temperature, *plain])
         policies: dict[str, LookaheadPolicy] = {f"fixed {n}": Fixed(n) for n in FIXED}
         policies["adaptive"] = CostAware()
         for name, lookahead in policies.items():
             config = SpeculativeConfig(strategy="tokens", lookahead=lookahead)
-            row, _ = measure(name, SpeculativeDecoder(ProviderDraft(draft), target, config), requests, texts)
+            row, _ = measure(
+                name, SpeculativeDecoder(target=target, draft=ProviderDraft(draft), config=config), requests, texts
+            )
             rows.append([temperature, *row])
             print(f"temperature {temperature:g}, {name}: {row.tokens_per_s:.1f} tokens/s", flush=True)
     print_table(rows, num_bytes / bandwidth, len(lines))

@@ -11,9 +11,9 @@ from llm_spec import ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, open
 async def main() -> None:
     target = open_provider("builtin:target")
     prompt = "def getregentry():"
-    before = (await SpeculativeDecoder(None, target).decode(prompt, max_tokens=64)).content
+    before = (await SpeculativeDecoder(target=target, draft=None).decode(prompt, max_tokens=64)).content
     draft = ReferenceDraft(before.replace("StreamReader", "Reader", 1))  # the same but for one word
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="tokens"))
     result = await decoder.decode(prompt, max_tokens=64)
     assert result.content == before
     print(result.content)

@@ -26,7 +26,7 @@ async def main() -> None:
     for temperature in (0.0, 1.0):
         texts: set[str] = set()
         for draft in ("builtin:draft", None):
-            async with SpeculativeDecoder(draft, "builtin:target") as decoder:
+            async with SpeculativeDecoder(target="builtin:target", draft=draft) as decoder:
                 result = await decoder.decode(prompt, response_format=wanted, temperature=temperature, seed=3)
             texts.add(result.content)
             print(f"temperature {temperature}, {result.strategy}: {result.stats.summary()}")

@@ -31,7 +31,7 @@ async def main(target_folder: str, draft_folder: str) -> None:
     }
     texts: set[str] = set()
     for name, proposing in drafts.items():
-        decoder = SpeculativeDecoder(proposing, target)
+        decoder = SpeculativeDecoder(target=target, draft=proposing)
         result = await decoder.decode("def decode(self, input, final=False):", max_tokens=64, temperature=0.7, seed=3)
         texts.add(result.content)
         print(f"{name:<30} {result.summary()}")

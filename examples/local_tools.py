@@ -23,7 +23,7 @@ TEMPLATE = """Tools: {{ tools | tojson }}. Call one with <tool_call>{"name": …
 async def main(target: str) -> None:
     answers: list[object] = []
     for draft in ("lookup+builtin:draft", None):
-        async with SpeculativeDecoder(draft, target) as model:
+        async with SpeculativeDecoder(target=target, draft=draft) as model:
             asked = await model.decode([QUESTION], tools=TOOLS, tool_choice="required", extra=ONE_CALL)
             result = ChatMessage("tool", "It rains.", tool_call_id=asked.tool_calls[0].id)
             answer = await model.decode([QUESTION, asked.message, result], tools=TOOLS, max_tokens=16)

@@ -26,7 +26,7 @@ class BrokenDraft:
 
 async def main() -> None:
     config = SpeculativeConfig(strategy="regenerate")
-    async with SpeculativeDecoder(BrokenDraft(), "builtin:target", config) as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft=BrokenDraft(), config=config) as decoder:
         result = await decoder.decode("def getregentry():", max_tokens=64)
     print(result.content)
     print(f"finished by {result.stopped_by}; fallbacks: {result.fallbacks}")

@@ -16,7 +16,9 @@ async def main() -> None:
     texts: set[str] = set()
     for name, draft in drafts.items():
         for lookahead in (1, 3, 8):
-            decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(lookahead=Fixed(lookahead)))
+            decoder = SpeculativeDecoder(
+                target=target, draft=draft, config=SpeculativeConfig(lookahead=Fixed(lookahead))
+            )
             result = await decoder.decode(
                 "def decode(self, input, final=False):", max_tokens=64, temperature=0.7, seed=3
             )

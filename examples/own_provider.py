@@ -43,7 +43,7 @@ class Parrot:
 
 async def main() -> None:
     await check_provider_conformance(Parrot)
-    pair = SpeculativeDecoder(Parrot(), Parrot(), SpeculativeConfig(strategy="regenerate"))
+    pair = SpeculativeDecoder(target=Parrot(), draft=Parrot(), config=SpeculativeConfig(strategy="regenerate"))
     result = await pair.decode("what a draft is worth can be measured before anything is paid for")
     print(result.content, result.summary(), sep="\n")
 

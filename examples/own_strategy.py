@@ -52,7 +52,7 @@ async def main() -> None:
     """Answer by it."""
     register_strategy(StrategyEntry(name="first_sentence", prepare=prepare, summary="confirms one sentence"))
     target, draft = ScriptedProvider("It rains in Spain. It pours."), ls.ReferenceDraft("It rains in Rome. It snows.")
-    decoder = ls.SpeculativeDecoder(draft, target, ls.SpeculativeConfig(strategy="first_sentence"))
+    decoder = ls.SpeculativeDecoder(target=target, draft=draft, config=ls.SpeculativeConfig(strategy="first_sentence"))
     result = await decoder.decode("How is the weather?")
     accepted, drafted = result.stats.num_accepted_draft_tokens, result.stats.num_draft_tokens
     print(f"{result.content}\n{result.strategy} ({result.guarantee}): {accepted} of {drafted} drafted words confirmed")

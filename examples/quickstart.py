@@ -10,9 +10,9 @@ from llm_spec import SpeculativeDecoder
 
 async def main() -> None:
     prompt = "def getregentry():"
-    async with SpeculativeDecoder("lookup+builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="lookup+builtin:draft") as decoder:
         result = await decoder.decode(prompt, max_tokens=96)
-    async with SpeculativeDecoder(None, "builtin:target") as plain:
+    async with SpeculativeDecoder(target="builtin:target", draft=None) as plain:
         alone = await plain.decode(prompt, max_tokens=96)
     print(result.content)
     print(result.summary())

@@ -22,10 +22,10 @@ async def main() -> None:
         target = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         draft = ReferenceDraft(make_disagreeing_draft(ANSWER, 0.99, seed=1))  # yesterday's answer: nearly the same
         config = SpeculativeConfig(strategy="race", max_concurrent_streams=8)
-        decoder = SpeculativeDecoder(draft, target, config)
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
         await decoder.discover()  # else the first answer would be plain
         started = time.perf_counter()
-        plain = await SpeculativeDecoder(None, target).decode("How?", temperature=0)
+        plain = await SpeculativeDecoder(target=target, draft=None).decode("How?", temperature=0)
         plain_s = time.perf_counter() - started
         raced = await decoder.decode("How?", temperature=0)
         await target.aclose()

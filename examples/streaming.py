@@ -10,7 +10,7 @@ from llm_spec import Round, SpeculativeDecoder, SpeculativeFinish, TextDelta
 
 async def main() -> None:
     async with (
-        SpeculativeDecoder("builtin:draft", "builtin:target") as decoder,
+        SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder,
         decoder.stream("def decode(self, input, final=False):", rounds=True, max_tokens=48) as events,
     ):
         async for event in events:

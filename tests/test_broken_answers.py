@@ -132,7 +132,7 @@ def stream(way: Way, break_at: int, *, num_together: int = 1, streams: int = 4, 
     target = Target(break_at, num_together=num_together, **way.target)
     retry = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)
     config = SpeculativeConfig(strategy=way.strategy, retry=retry, max_concurrent_streams=streams)
-    decoder = SpeculativeDecoder(draft, target, config)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
 
     async def read() -> SpeculativeResult:
         async with decoder.stream(ChatRequest.create("q", temperature=0.0, **options)) as events:

@@ -66,13 +66,13 @@ async def double() -> AsyncIterator[Double]:
 def decoder_for(target: LlmProvider, way: str, **config: Any) -> SpeculativeDecoder:
     deadline_s = DEADLINE_S if way == "deadline" else None
     draft = config.pop("draft", None)
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(deadline_s=deadline_s, **config))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(deadline_s=deadline_s, **config))
 
 
 async def warmed(double: Double, kind: str, stack: AsyncExitStack) -> LlmProvider:
     """A provider that has answered once: what is loaded late is there."""
     target = await stack.enter_async_context(provider_at(double.url, kind))
-    assert (await SpeculativeDecoder(None, target).decode("q")).content
+    assert (await SpeculativeDecoder(target=target, draft=None).decode("q")).content
     double.pieces, double.pause_s = [" x"] * 2000, 0.004
     return target
 
@@ -191,7 +191,7 @@ async def test_an_attempt_that_is_given_up_is_closed_before_the_next(moment: str
             double.reset(*[MOMENTS[moment]] * 2)
             policy = RetryPolicy(max_attempts=3, first_wait_s=0.02, max_wait_s=0.02)
             config = SpeculativeConfig(retry=policy, timeouts=Timeouts(first_chunk_s=0.2))
-            asking = asyncio.create_task(SpeculativeDecoder(None, target, config).decode("q"))
+            asking = asyncio.create_task(SpeculativeDecoder(target=target, draft=None, config=config).decode("q"))
             while not asking.done():
                 most = max(most, double.num_open)
                 await asyncio.sleep(0.005)

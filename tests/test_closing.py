@@ -160,9 +160,11 @@ WAYS: Final[dict[str, Callable[[LlmProvider], Coroutine[Any, Any, None]]]] = {
 }
 AROUND: Final[dict[str, Callable[[LlmProvider], LlmProvider]]] = {
     "alone": lambda provider: provider,
-    "decoder": lambda provider: SpeculativeDecoder(None, provider, RETRIES),
-    "decoder, lookup": lambda provider: SpeculativeDecoder("lookup", provider, RETRIES),
-    "decoder, draft": lambda provider: SpeculativeDecoder(provider, provider, replace(RETRIES, strategy="regenerate")),
+    "decoder": lambda provider: SpeculativeDecoder(target=provider, draft=None, config=RETRIES),
+    "decoder, lookup": lambda provider: SpeculativeDecoder(target=provider, draft="lookup", config=RETRIES),
+    "decoder, draft": lambda provider: SpeculativeDecoder(
+        target=provider, draft=provider, config=replace(RETRIES, strategy="regenerate")
+    ),
 }
 
 
@@ -250,10 +252,12 @@ async def test_an_answer_under_way_ends(
 
 LOCAL_AROUND: Final[dict[str, Callable[[], LlmProvider]]] = {
     "provider": lambda: open_provider("builtin:target"),
-    "decoder": lambda: SpeculativeDecoder(None, "builtin:target"),
-    "decoder, draft": lambda: SpeculativeDecoder("builtin:draft", "builtin:target"),
-    "decoder, lookup": lambda: SpeculativeDecoder("lookup", "builtin:target"),
-    "decoder, given": lambda: SpeculativeDecoder(open_provider("builtin:draft"), open_provider("builtin:target")),
+    "decoder": lambda: SpeculativeDecoder(target="builtin:target", draft=None),
+    "decoder, draft": lambda: SpeculativeDecoder(target="builtin:target", draft="builtin:draft"),
+    "decoder, lookup": lambda: SpeculativeDecoder(target="builtin:target", draft="lookup"),
+    "decoder, given": lambda: SpeculativeDecoder(
+        target=open_provider("builtin:target"), draft=open_provider("builtin:draft")
+    ),
 }
 LONG_ASK: Final = ChatRequest.create("def f():", max_tokens=1_000_000, seed=1, temperature=1.5)
 
@@ -377,7 +381,7 @@ async def test_a_target_closed_by_its_owner_is_neither_asked_again_nor_blamed(
     server.moment = moment
     async with AsyncExitStack() as stack, nothing_left():
         provider = await SERVED[kind](server.url, stack)
-        decoder = SpeculativeDecoder("lookup", provider, RETRIES)
+        decoder = SpeculativeDecoder(target=provider, draft="lookup", config=RETRIES)
         asking = asyncio.create_task(read_stream(decoder))
         await wait_until(lambda: server.num_open > 0)
         await asyncio.sleep(0.1)
@@ -396,7 +400,7 @@ async def test_a_target_closed_by_its_owner_is_neither_asked_again_nor_blamed(
 async def test_a_draft_closed_by_its_owner_costs_no_answer(server: Server) -> None:
     """The target goes on alone."""
     draft = HttpProvider("m", base_url=server.url)
-    decoder = SpeculativeDecoder(draft, ScriptedProvider("word " * 50))
+    decoder = SpeculativeDecoder(target=ScriptedProvider("word " * 50), draft=draft)
     async with nothing_left():
         await draft.aclose()
         for _ in range(10):
@@ -408,7 +412,7 @@ async def test_a_draft_closed_by_its_owner_costs_no_answer(server: Server) -> No
 async def test_a_retry_that_is_waited_for_is_not_made() -> None:
     """Whoever waits for the next attempt gets the error at once."""
     target = ScriptedProvider("never", fail_at={0: TransientError("down", retry_after_s=20.0)})
-    decoder = SpeculativeDecoder(None, target, RETRIES)
+    decoder = SpeculativeDecoder(target=target, draft=None, config=RETRIES)
     async with nothing_left():
         asking = asyncio.create_task(ask_whole(decoder))
         await wait_until(lambda: len(target.requests) == 1)
@@ -421,7 +425,7 @@ async def test_a_retry_that_is_waited_for_is_not_made() -> None:
 
 async def test_a_variant_ends_with_its_decoder_and_can_be_closed_alone(server: Server) -> None:
     """Closing a variant ends its own answers; closing the decoder ends those of all variants."""
-    decoder = SpeculativeDecoder(None, f"generic:m@{server.url}")
+    decoder = SpeculativeDecoder(target=f"generic:m@{server.url}", draft=None)
     one, other = decoder.with_config(RETRIES), decoder.copy_for_new_client().with_config(RETRIES)
     async with nothing_left():
         asking = [asyncio.create_task(read_stream(each)) for each in (one, other, decoder)]
@@ -442,7 +446,7 @@ async def test_a_variant_ends_with_its_decoder_and_can_be_closed_alone(server: S
 async def test_the_end_of_async_with_ends_what_another_task_reads(server: Server) -> None:
     """As `aclose` does."""
     async with nothing_left():
-        async with SpeculativeDecoder(None, f"generic:m@{server.url}") as decoder:
+        async with SpeculativeDecoder(target=f"generic:m@{server.url}", draft=None) as decoder:
             asking = asyncio.create_task(read_stream(decoder))
             await wait_until(lambda: server.num_open > 0)
         await asyncio.wait([asking], timeout=LONG_S)

@@ -67,7 +67,7 @@ async def target(url: str) -> AsyncGenerator[LlmProvider]:
 async def answer(url: str, draft_url: str | None, strategy: str) -> str:
     draft = None if draft_url is None else f"vllm:double@{draft_url}"
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=12)
-    async with SpeculativeDecoder(draft, f"vllm:double@{url}", config) as decoder:
+    async with SpeculativeDecoder(target=f"vllm:double@{url}", draft=draft, config=config) as decoder:
         result = await decoder.decode(PROMPT, temperature=0.0)
     assert not result.fallbacks
     return result.content
@@ -131,14 +131,14 @@ async def test_a_wrong_token_changes_everything_after_it(target: LlmProvider) ->
 
 async def test_samples_are_those_of_the_seed(url: str) -> None:
     """The same seed gives the same text, another one another."""
-    async with SpeculativeDecoder(None, f"vllm:double@{url}") as decoder:
+    async with SpeculativeDecoder(target=f"vllm:double@{url}", draft=None) as decoder:
         texts = [(await decoder.decode(PROMPT, temperature=1.0, seed=seed)).content for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
 async def test_stop_strings_end_an_answer(url: str) -> None:
     """And are not part of it."""
-    async with SpeculativeDecoder(None, f"vllm:double@{url}") as decoder:
+    async with SpeculativeDecoder(target=f"vllm:double@{url}", draft=None) as decoder:
         whole = (await decoder.decode(PROMPT, temperature=0.0)).content
         stop = whole.split()[7]
         result = await decoder.decode(PROMPT, temperature=0.0, stop=stop)
@@ -148,6 +148,6 @@ async def test_stop_strings_end_an_answer(url: str) -> None:
 
 async def test_max_tokens_end_an_answer(url: str) -> None:
     """After as many tokens."""
-    async with SpeculativeDecoder(None, f"vllm:double@{url}") as decoder:
+    async with SpeculativeDecoder(target=f"vllm:double@{url}", draft=None) as decoder:
         result = await decoder.decode(PROMPT, temperature=0.0, max_tokens=9)
     assert (len(result.content.split()), result.num_tokens, result.finish_reason) == (9, 9, "length")

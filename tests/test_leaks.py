@@ -215,7 +215,7 @@ class World:
         for target, names, _ in self.targets:
             if "auto" in names:
                 config = SpeculativeConfig(retry=NO_WAIT, draft_timeout_s=0.02, timeouts=PATIENCE)
-                self.shared.append(SpeculativeDecoder(ReferenceDraft(WORDS), target, config))
+                self.shared.append(SpeculativeDecoder(target=target, draft=ReferenceDraft(WORDS), config=config))
 
     def fail(self) -> None:
         """Servers fail now as chance has it."""
@@ -236,7 +236,7 @@ class World:
             draft_timeout_s=0.02,
             timeouts=PATIENCE,
         )
-        return SpeculativeDecoder(self.rng.choice(self.drafts), target, config)
+        return SpeculativeDecoder(target=target, draft=self.rng.choice(self.drafts), config=config)
 
 
 async def listen(
@@ -358,7 +358,9 @@ async def test_a_stream_that_is_not_closed_is_seen(monkeypatch: pytest.MonkeyPat
         leaky = Forgetting("any", base_url=server.url)
         stack.push_async_callback(leaky.aclose)
         for target in (provider, leaky):
-            await listen(SpeculativeDecoder(None, target), [], leave_after=2)  # the first is that it has started
+            await listen(
+                SpeculativeDecoder(target=target, draft=None), [], leave_after=2
+            )  # the first is that it has started
             if target is provider:
                 await require_no_streams([server])
         with pytest.raises(AssertionError, match="streams are open"):

@@ -141,7 +141,7 @@ async def test_in_extra_they_are_an_error_that_says_how_to_ask() -> None:
 async def test_whole_answers_streams_and_dicts_have_the_same() -> None:
     """By a provider alone, by a decoder, and as JSON values."""
     provider = LocalProvider(TableModel("once upon a café", order=16))
-    decoder = SpeculativeDecoder(PromptLookup(), provider, SpeculativeConfig(lookahead=Fixed(3)))
+    decoder = SpeculativeDecoder(target=provider, draft=PromptLookup(), config=SpeculativeConfig(lookahead=Fixed(3)))
     request = ChatRequest.create("once upon a café", top_logprobs=1)
     result, response = await decoder.decode(request), await provider.complete(request)
     assert result.logprobs is not None
@@ -157,14 +157,14 @@ async def test_an_answer_without_text_has_an_empty_list() -> None:
     """Not None: they were asked for."""
     provider = LocalProvider(TableModel("", order=4))
     request = ChatRequest.create("x", max_tokens=1, top_logprobs=0, logit_bias={256: 100})
-    result = await SpeculativeDecoder(None, provider).decode(request)
+    result = await SpeculativeDecoder(target=provider, draft=None).decode(request)
     assert (result.content, result.logprobs, (await provider.complete(request)).logprobs) == ("", (), ())
 
 
 async def test_a_judge_does_not_have_them() -> None:
     """It approves text that it did not write."""
     provider = LocalProvider(TableModel("once upon a time"))
-    decoder = SpeculativeDecoder(PromptLookup(), provider, SpeculativeConfig(strategy="judge"))
+    decoder = SpeculativeDecoder(target=provider, draft=PromptLookup(), config=SpeculativeConfig(strategy="judge"))
     with pytest.raises(UnsupportedError, match="top_logprobs"):
         await decoder.decode("tell", top_logprobs=0)
 

@@ -20,7 +20,7 @@ DAEMON = """
 import asyncio, os, sys, threading, time
 from llm_spec import SpeculativeDecoder
 {setup}
-decoder = SpeculativeDecoder({draft}, target)
+decoder = SpeculativeDecoder(target=target, draft={draft})
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 async def answer_for_ever(number):
@@ -90,7 +90,7 @@ from llm_spec import SpeculativeDecoder
 from llm_spec.testing import LocalProvider, TableModel
 main = threading.main_thread()
 async def answer():
-    decoder = SpeculativeDecoder(None, LocalProvider(TableModel("one two three", forward_s=0.02)))
+    decoder = SpeculativeDecoder(target=LocalProvider(TableModel("one two three", forward_s=0.02)), draft=None)
     first = asyncio.create_task(decoder.decode("q"))
     while main.is_alive():
         await asyncio.sleep(0.001)

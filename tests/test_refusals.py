@@ -93,7 +93,9 @@ class Choosy(SimulatedTarget):
 
 def decoder_of(target: Choosy, strategy: Any = "race", **config: Any) -> SpeculativeDecoder:
     options = {"baseline_every": 0, "retry": ONCE, **config}
-    return SpeculativeDecoder(SimulatedDraft(TEXT, 0.95, 1), target, SpeculativeConfig(strategy=strategy, **options))
+    return SpeculativeDecoder(
+        target=target, draft=SimulatedDraft(TEXT, 0.95, 1), config=SpeculativeConfig(strategy=strategy, **options)
+    )
 
 
 def decode(target: Choosy, strategy: Any = "race", **config: Any) -> SpeculativeResult:

@@ -196,7 +196,9 @@ def relay(failing: Failing, error: Exception, *, is_whole: bool) -> int:
     retry = RetryPolicy(max_attempts=3, first_wait_s=0.0, max_wait_s=0.0)
 
     async def run() -> None:
-        decoder = SpeculativeDecoder(None, cast("Any", failing), SpeculativeConfig(budget=budget, retry=retry))
+        decoder = SpeculativeDecoder(
+            target=cast("Any", failing), draft=None, config=SpeculativeConfig(budget=budget, retry=retry)
+        )
         with pytest.raises(type(error)):
             await (decoder.collect_chunks(REQUEST) if is_whole else read_all(decoder.stream_chunks(REQUEST)))
 
@@ -211,7 +213,9 @@ def test_what_waited_for_a_place_was_not_sent() -> None:
 
     async def run() -> None:
         limit = ConcurrencyLimit(1)
-        decoder = SpeculativeDecoder(None, cast("Any", failing), SpeculativeConfig(budget=budget, limit=limit))
+        decoder = SpeculativeDecoder(
+            target=cast("Any", failing), draft=None, config=SpeculativeConfig(budget=budget, limit=limit)
+        )
         async with limit.hold_place():
             waiting = asyncio.create_task(read_all(decoder.stream_chunks(REQUEST)))
             await asyncio.sleep(1.0)

@@ -28,7 +28,7 @@ async def list_ids(spec: str) -> list[str | None]:
     async with provider.stream(REQUEST) as events:
         ids += [event.response_id async for event in events if isinstance(event, Finish)]
     await provider.aclose()
-    async with SpeculativeDecoder(None, spec) as decoder:
+    async with SpeculativeDecoder(target=spec, draft=None) as decoder:
         ids.append((await decoder.decode(REQUEST)).response_id)
         async with decoder.stream(REQUEST) as events:
             ids += [event.response_id async for event in events if isinstance(event, Finish)]

@@ -16,7 +16,7 @@ words = "one two three four five six " * 40
 target = {target}
 
 async def main():
-    async with SpeculativeDecoder({draft!r}, target) as decoder:
+    async with SpeculativeDecoder(target=target, draft={draft!r}) as decoder:
         async def iterate():
             async with decoder.stream("Hi") as events:
                 async for event in events:

@@ -70,8 +70,8 @@ def _get_total_s(lane: dict[str, Any]) -> float:
 
 async def main() -> None:
     async with (
-        SpeculativeDecoder(_PAIR["draft"], _PAIR["target"]) as decoder,
-        SpeculativeDecoder(None, _PAIR["target"]) as plain,
+        SpeculativeDecoder(target=_PAIR["target"], draft=_PAIR["draft"]) as decoder,
+        SpeculativeDecoder(target=_PAIR["target"], draft=None) as plain,
     ):
         runs = [(await _record(decoder, rounds=True), await _record(plain, rounds=False)) for _ in range(_NUM_RUNS)]
     lanes = [min(side, key=_get_total_s) for side in zip(*runs, strict=True)]

@@ -78,7 +78,7 @@ async def send_all(lines: Sequence[Json], folder: Path) -> list[Outcome]:
     model = ModelConfig(target=target, draft="lookup", speculative=config)
     async with (
         Server(ServerConfig(models={"m": model}, default_model="m", port=0)) as server,
-        SpeculativeDecoder("lookup", target, config) as decoder,
+        SpeculativeDecoder(target=target, draft="lookup", config=config) as decoder,
         aiohttp.ClientSession() as session,
     ):
         outcomes: list[Outcome] = []

@@ -199,7 +199,7 @@ def _simulate_answer_time_and_cost(
     target = _make_simulated_target(strategy.simulation, scenario, answer)
     draft = None if strategy is PLAIN else _make_simulated_draft(strategy.simulation, scenario, answer, seed)
     request = ChatRequest.create(prompt, temperature=0.0)
-    result = run_virtual(SpeculativeDecoder(draft, target, config).decode(request))
+    result = run_virtual(SpeculativeDecoder(target=target, draft=draft, config=config).decode(request))
     return result.timings.total_s, result.cost.total
 
 
@@ -399,7 +399,7 @@ async def _measure_pair_by_short_answers(
         draft_provider = open_provider(models[0])
         stack.push_async_callback(draft_provider.aclose)
         draft_speed = await _measure_model_speed(draft_provider, prompt)
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=REGENERATE.name))
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=REGENERATE.name))
         compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     rate = compared.stats.draft_acceptance_rate
     return replace(scenario, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
@@ -408,7 +408,7 @@ async def _measure_pair_by_short_answers(
 async def _measure_copied_share(target: LlmProvider, draft: DraftProvider, prompt: str) -> float:
     """How often a draft that copies has the next word right, all along the target's own answer."""
     request = ChatRequest.create(prompt, max_tokens=_MEASURED_TOKENS)
-    pieces = split_into_pieces((await SpeculativeDecoder(None, target).decode(request)).content)
+    pieces = split_into_pieces((await SpeculativeDecoder(target=target, draft=None).decode(request)).content)
     num_pieces = num_right = num_missed = 0
     while num_pieces < len(pieces):
         text = ""
@@ -429,7 +429,7 @@ async def _measure_local_draft(
     scenario: PlanScenario, target: LlmProvider, draft: DraftProvider, prompt: str
 ) -> PlanScenario:
     """What an answer by `tokens` tells of the draft."""
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=TOKENS.name))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=TOKENS.name))
     result = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     stats = result.stats
     return replace(
@@ -443,7 +443,7 @@ async def _measure_local_draft(
 
 async def _measure_model_speed(provider: LlmProvider, prompt: str) -> ModelSpeed:
     request = ChatRequest.create(prompt, max_tokens=_MEASURED_TOKENS)
-    result = await SpeculativeDecoder(None, provider).decode(request)
+    result = await SpeculativeDecoder(target=provider, draft=None).decode(request)
     first_s, num_tokens = result.timings.first_text_s, 0 if result.usage is None else result.usage.output_tokens
     if first_s is None or num_tokens < 8:
         raise TargetError(f"{provider.name} wrote too little to be measured; give another prompt")

@@ -101,7 +101,7 @@ async def _answer_and_compare_with_plain(
     """The result and, compared with the target alone, whether its text is the same."""
     try:
         screen = AnswerScreen(sys.stdout, silent=arguments.json)
-        decoder = SpeculativeDecoder(draft, target, config)
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
         if config.strategy != AUTO:  # it does not need to know for a first answer
             with suppress(TransientError):  # the answer will say so
                 await decoder.discover()
@@ -110,7 +110,7 @@ async def _answer_and_compare_with_plain(
             return result, None
         request = replace(request, sampling=replace(request.sampling, seed=result.seed))
         with Spinner(f"running {target.name} alone, to compare", sys.stderr):
-            plain = await SpeculativeDecoder(None, target).decode(request)
+            plain = await SpeculativeDecoder(target=target, draft=None).decode(request)
         plain_s = plain.timings.total_s
         basis = "by the clock, one run of each"
         result = replace(result, plain_s=plain_s, plain_range_s=(plain_s, plain_s), speedup_basis=basis)

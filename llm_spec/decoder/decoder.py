@@ -78,14 +78,15 @@ class SpeculativeDecoder:
     Draft and target are providers (the caller closes them) or strings such as `builtin:draft` (opened here, closed by
     `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
 
-        async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+        async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
             result = await decoder.decode("def getregentry():", max_tokens=64)
     """
 
     def __init__(
         self,
-        draft: DraftProvider | LlmProvider | str | None,
+        *,
         target: LlmProvider | str,
+        draft: DraftProvider | LlmProvider | str | None,
         config: SpeculativeConfig | None = None,
     ) -> None:
         self.config = config or SpeculativeConfig()

@@ -62,7 +62,7 @@ class ProviderSource:
         if not isinstance(self._target, str) and self._draft is None and self._config is None:
             return self._target
         if self._decoder is None:
-            self._decoder = SpeculativeDecoder(self._draft, self._target, self._config)
+            self._decoder = SpeculativeDecoder(target=self._target, draft=self._draft, config=self._config)
         return self._decoder
 
     @property

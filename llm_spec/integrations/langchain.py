@@ -128,7 +128,11 @@ class _OpenedTargets:
         key = (id(source), timeout, max_retries)
         if key not in self._limited:
             provider = source.provider
-            decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
+            decoder = (
+                provider
+                if isinstance(provider, SpeculativeDecoder)
+                else SpeculativeDecoder(target=provider, draft=None)
+            )
             config = limit_config(decoder.config, timeout_s=timeout, max_retries=max_retries)
             self._limited.setdefault(key, ProviderSource(decoder.with_config(config)))
         return self._limited[key]

@@ -311,7 +311,9 @@ class _LazyTargetDraftPair:
         if strategy == spec.strategy:
             return self._source
         provider = self._source.provider
-        decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
+        decoder = (
+            provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(target=provider, draft=None)
+        )
         # the config refuses what is not a strategy
         return ProviderSource(decoder.with_config(replace(decoder.config, strategy=cast("Any", strategy))))
 

@@ -51,7 +51,7 @@ class ServedModel:
         self.is_local = can.token_model is not None
         self.target_api: ApiName | None = None if self.is_local else can.api
         self.sees_images = config.images and not self.is_local
-        self.decoder = SpeculativeDecoder(draft, target, config.speculative)
+        self.decoder = SpeculativeDecoder(target=target, draft=draft, config=config.speculative)
 
     @property
     def session_header(self) -> str | None:

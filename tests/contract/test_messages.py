@@ -159,7 +159,7 @@ def test_an_error_says_which_message_is_wrong(bad: dict[str, Any], said: str) ->
 async def test_an_unknown_option_is_named_with_its_right_name(name: str, said: str) -> None:
     """At each door of the library: a request, and a decoder's answers."""
     options: Any = {name: 1}
-    decoder = SpeculativeDecoder(None, ScriptedProvider("x"))
+    decoder = SpeculativeDecoder(target=ScriptedProvider("x"), draft=None)
     with pytest.raises(InvalidRequestError, match=re.escape(f"unknown request option {name!r}")) as caught:
         ChatRequest.create("hi", **options)
     assert said in str(caught.value)

@@ -47,7 +47,7 @@ async def test_the_order_is_noted_where_it_is_not_the_usual_one(case: str) -> No
 
 async def decode(events: list[StreamEvent]) -> SpeculativeResult:
     target = ScriptedProvider([*events, Finish("stop")])
-    async with SpeculativeDecoder(None, target).stream(ASKED) as stream:
+    async with SpeculativeDecoder(target=target, draft=None).stream(ASKED) as stream:
         async for event in stream:
             if isinstance(event, SpeculativeFinish) and event.result is not None:
                 return event.result

@@ -80,7 +80,7 @@ async def double() -> AsyncIterator[Double]:
 def plainly(target: LlmProvider, max_attempts: int, **config: Any) -> SpeculativeDecoder:
     """A new decoder, with a circuit breaker that remembers nothing."""
     policy = RetryPolicy(max_attempts=max_attempts, **NO_WAIT)
-    return SpeculativeDecoder(None, target, SpeculativeConfig(retry=policy, **config))
+    return SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(retry=policy, **config))
 
 
 async def outcome_of(decoder: SpeculativeDecoder) -> SpeculativeResult | TransientError:
@@ -238,7 +238,7 @@ async def test_the_servers_wish_is_obeyed_beside_a_draft(double: Double, draft: 
     policy = RetryPolicy(max_attempts=2, **NO_WAIT)
     async with provider_at(double.url, "openai") as target:
         config = SpeculativeConfig(strategy="predict", retry=policy)
-        outcome = await outcome_of(SpeculativeDecoder(given, target, config))
+        outcome = await outcome_of(SpeculativeDecoder(target=target, draft=given, config=config))
     if headers["Retry-After"] == "3600":
         assert isinstance(outcome, TransientError)
         assert len(double.times) == 1
@@ -307,7 +307,9 @@ async def test_a_whole_answer_of_speculation_begins_anew(double: Double) -> None
         for draft in (ReferenceDraft("something else"), None):
             double.reset(Failure(drop_after=5), Failure(drop_after=7))
             policy = RetryPolicy(max_attempts=3, **NO_WAIT)
-            outcome = await SpeculativeDecoder(draft, target, SpeculativeConfig(retry=policy)).decode("q")
+            outcome = await SpeculativeDecoder(
+                target=target, draft=draft, config=SpeculativeConfig(retry=policy)
+            ).decode("q")
             assert outcome.content == TEXT
             assert len(double.bodies) == 3
 

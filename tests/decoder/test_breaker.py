@@ -184,7 +184,9 @@ def test_nested_decoders_fail_once() -> None:
     """A decoder as target: the inner one owns the retries of its target, the outer one those of the inner."""
     target = ScriptedProvider(WORDS, fail_at={0: TransientError("down", status=500)}, capabilities=CONTINUES)
     once, twice = (SpeculativeConfig(retry=replace(NO_WAIT, max_attempts=number)) for number in (1, 2))
-    outer = SpeculativeDecoder(None, SpeculativeDecoder(None, target, once), twice)
+    outer = SpeculativeDecoder(
+        target=SpeculativeDecoder(target=target, draft=None, config=once), draft=None, config=twice
+    )
     with pytest.raises(TransientError, match="down"):
         run_virtual(outer.decode("q"))
     assert (len(target.requests), target.num_open) == (2, 0)
@@ -435,7 +437,7 @@ async def test_a_draft_is_asked_once() -> None:
         try:
             for strategy in ("race", "probe"):
                 config = SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
-                decoder = SpeculativeDecoder(draft, target, config)
+                decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
                 await decoder.discover()
                 result = await decoder.decode("q", temperature=0.0)
                 assert result.content == WORDS
@@ -529,7 +531,7 @@ def test_one_clients_broken_drafts_are_anothers_too_only_when_they_fail_there() 
 
     async def check() -> None:
         config = SpeculativeConfig(strategy="race", baseline_every=0, breaker=BreakerPolicy(max_failures=2))
-        decoder = SpeculativeDecoder(draft, target, config)
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
         one, another = decoder.copy_for_new_client(), decoder.copy_for_new_client()
         for _ in range(2):
             assert (await one.decode("q", temperature=0.0)).fallbacks

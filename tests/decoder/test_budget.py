@@ -101,7 +101,7 @@ def test_threads_hold_no_token_twice() -> None:
 
 
 def decoder(target: Any, budget: Budget, draft: Any = None, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(budget=budget, **config))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(budget=budget, **config))
 
 
 async def decode_all(pair: SpeculativeDecoder, number: int, **options: Any) -> list[SpeculativeResult]:
@@ -221,7 +221,9 @@ def test_an_allowance_keeps_a_request_of_its_own_bounds() -> None:
     """`max_request_tokens` bounds drafts and extra streams of one request, beside the budget of all."""
     target = SimulatedTarget(WORDS, first_token_s=0.1, token_s=0.01, by_ids=True)
     pair = SpeculativeDecoder(
-        SimulatedDraft(WORDS, 0.9, 3), target, SpeculativeConfig(strategy="race", max_request_tokens=200)
+        target=target,
+        draft=SimulatedDraft(WORDS, 0.9, 3),
+        config=SpeculativeConfig(strategy="race", max_request_tokens=200),
     )
     result = run_virtual(pair.decode(ChatRequest.create("one two three", temperature=0)))
     assert result.stopped_by == "budget"

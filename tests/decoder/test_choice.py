@@ -78,7 +78,7 @@ async def test_a_strategy_asked_for_by_name_is_refused_with_the_reason(
     strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider, reason: str
 ) -> None:
     """What cannot be done is not done differently: the error names the strategy and says why, in one line."""
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=strategy))
     with pytest.raises(UnsupportedError) as caught:
         await decoder.decode("tell")
     text = str(caught.value)
@@ -98,6 +98,8 @@ async def test_plain_and_regenerate_serve_any_target(target: LlmProvider) -> Non
 async def test_plain_leaves_a_draft_alone() -> None:
     """With `plain` the draft is neither asked nor named in the result."""
     draft = ScriptedProvider("draft")
-    result = await SpeculativeDecoder(draft, REMOTE, SpeculativeConfig(strategy="plain")).decode("tell")
+    result = await SpeculativeDecoder(target=REMOTE, draft=draft, config=SpeculativeConfig(strategy="plain")).decode(
+        "tell"
+    )
     assert draft.requests == []
     assert (result.strategy, result.draft, result.guarantee, result.same_text) == ("plain", None, "exact", True)

@@ -91,7 +91,7 @@ def test_a_silent_target_is_waited_for_as_its_provider_says(
     config = SpeculativeConfig(timeouts=timeouts, retry=RetryPolicy(max_attempts=1))
 
     async def run() -> float:
-        decoder = SpeculativeDecoder(None, cast("Any", target), config)
+        decoder = SpeculativeDecoder(target=cast("Any", target), draft=None, config=config)
         began_s = asyncio.get_running_loop().time()
         request = ChatRequest.create("q")
         opened: Any = decoder.stream_chunks(request) if is_relayed else decoder.stream(request)
@@ -171,7 +171,7 @@ async def test_signs_of_life_are_no_first_word(comment: bytes, fields: dict[str,
 
     async with served("/v1/chat/completions", ping, shutdown_s=0.1) as root:
         config = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
-        decoder = SpeculativeDecoder(None, f"llamacpp:m@{root}/v1", config)
+        decoder = SpeculativeDecoder(target=f"llamacpp:m@{root}/v1", draft=None, config=config)
         began_s = asyncio.get_running_loop().time()
         async with decoder, asyncio.timeout(2000.0):
             with pytest.raises(TransientError, match="was silent for 600"):

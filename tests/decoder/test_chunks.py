@@ -66,7 +66,7 @@ class Choosing:
 
 
 def decoder_of(target: Choosing, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(None, target, SpeculativeConfig(**config))
+    return SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(**config))
 
 
 async def num_chunks(decoder: SpeculativeDecoder, pause_s: float = 0.0) -> int:

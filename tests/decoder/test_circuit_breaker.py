@@ -212,7 +212,9 @@ def test_a_broken_draft_is_left_alone() -> None:
     draft = Failing(*[(0, OVERLOADED)] * 99)
 
     async def check() -> None:
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="race", baseline_every=0))
+        decoder = SpeculativeDecoder(
+            target=target, draft=draft, config=SpeculativeConfig(strategy="race", baseline_every=0)
+        )
         for number in range(1, 9):
             result = await decoder.decode("q", temperature=0.0)
             assert result.content == WORDS

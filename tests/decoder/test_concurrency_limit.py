@@ -93,7 +93,7 @@ def test_a_pair_that_shares_one_place_does_not_wait_for_itself(strategy: Any) ->
         target = ScriptedProvider(WORDS, capabilities=CONTINUES, delay_piece_s=0.01)
         draft = ScriptedProvider(WORDS, delay_piece_s=0.001)
         config = SpeculativeConfig(strategy=strategy, limit=ConcurrencyLimit(1))
-        result = await asyncio.wait_for(SpeculativeDecoder(draft, target, config).decode("q"), 30.0)
+        result = await asyncio.wait_for(SpeculativeDecoder(target=target, draft=draft, config=config).decode("q"), 30.0)
         assert result.content == WORDS
         assert draft.requests == []
 
@@ -105,7 +105,7 @@ def test_a_draft_that_copies_takes_no_place(strategy: Any) -> None:
     """It asks no server: the only place is the target's, and the text is drafted all the same."""
     target = ScriptedProvider(WORDS, capabilities=CONTINUES, delay_piece_s=0.01)
     config = SpeculativeConfig(strategy=strategy, limit=ConcurrencyLimit(1))
-    result = run_virtual(SpeculativeDecoder(ReferenceDraft(WORDS), target, config).decode("q"))
+    result = run_virtual(SpeculativeDecoder(target=target, draft=ReferenceDraft(WORDS), config=config).decode("q"))
     assert result.content == WORDS
     assert result.fallbacks == ()
     assert result.stats.num_draft_tokens > 0
@@ -270,7 +270,7 @@ def test_a_draft_delays_nobodys_target(strategy: Any, max_requests: int) -> None
         target = ScriptedProvider(WORDS, capabilities=can, delay_piece_s=0.05)
         draft = ScriptedProvider(WORDS, name="scripted:draft", delay_first_s=0.3, delay_piece_s=0.3)
         config = SpeculativeConfig(strategy=strategy, baseline_every=0, limit=ConcurrencyLimit(max_requests))
-        decoder = SpeculativeDecoder(draft, target, config)
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
 
         async def ask(after_s: float) -> SpeculativeResult:
             await asyncio.sleep(after_s)

@@ -84,7 +84,7 @@ def decoder_of(draft: Any, target: Any, **config: Any) -> SpeculativeDecoder:
         target = LocalProvider(target)
     if isinstance(draft, TableModel):
         draft = LocalProvider(draft)
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(**config))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(**config))
 
 
 # ------------------------------------------------------------------------------------------ exactness
@@ -535,7 +535,7 @@ async def test_strings_open_providers_and_only_those_are_closed(monkeypatch: pyt
         return opened[-1]
 
     install(monkeypatch, fake=ProviderEntry(load=load, summary="for this test"))
-    async with SpeculativeDecoder("fake:draft", "fake:target") as decoder:
+    async with SpeculativeDecoder(target="fake:target", draft="fake:draft") as decoder:
         assert decoder.name == "fake:target+fake:draft"
         assert (await decoder.decode(ASK)).content == "answer"
         assert [provider.num_acloses for provider in opened] == [0, 0]
@@ -545,7 +545,7 @@ async def test_strings_open_providers_and_only_those_are_closed(monkeypatch: pyt
         ("fake:target", 1),
     ]
     given = ScriptedProvider("answer")
-    async with SpeculativeDecoder(given, "fake:target"):
+    async with SpeculativeDecoder(target="fake:target", draft=given):
         pass
     assert (given.num_acloses, opened[-1].num_acloses) == (0, 1)
 
@@ -565,7 +565,7 @@ async def test_one_that_cannot_be_closed_does_not_keep_the_other_open(monkeypatc
 
     install(monkeypatch, fake=ProviderEntry(load=load, summary="for this test"))
     with pytest.raises(OSError, match="cannot close"):
-        async with SpeculativeDecoder("fake:draft", "fake:target"):
+        async with SpeculativeDecoder(target="fake:target", draft="fake:draft"):
             pass
     assert [provider.num_acloses for provider in opened] == [1, 1]
 
@@ -670,7 +670,7 @@ async def test_the_result_adds_up() -> None:
 
 async def test_a_local_answers_times_are_progress() -> None:
     """They come once, at the end, and only for those who want to hear of progress."""
-    decoder = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(story_model()))
+    decoder = SpeculativeDecoder(target=LocalProvider(story_model()), draft=ReferenceDraft(STORY))
     for rounds in (False, True):
         async with decoder.stream(ASK, rounds=rounds) as stream:
             events = [event async for event in stream]
@@ -683,7 +683,7 @@ async def test_a_local_answers_times_are_progress() -> None:
 
 async def test_progress_begins_with_how_the_answer_is_given() -> None:
     """`AnswerStarted` comes before everything else, and only for those who want to hear of progress."""
-    decoder = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(story_model()))
+    decoder = SpeculativeDecoder(target=LocalProvider(story_model()), draft=ReferenceDraft(STORY))
     async with decoder.stream(ASK, rounds=True) as events:
         first = await anext(events)
     assert isinstance(first, AnswerStarted)
@@ -694,7 +694,7 @@ async def test_progress_begins_with_how_the_answer_is_given() -> None:
 
 async def test_the_same_pair_under_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """`with_config` changes the configuration of its own answers alone, and closing it closes nothing."""
-    decoder = SpeculativeDecoder(RandomDraft(), LocalProvider(story_model()))
+    decoder = SpeculativeDecoder(target=LocalProvider(story_model()), draft=RandomDraft())
     plain = decoder.with_config(SpeculativeConfig(strategy="plain"))
     results = [await plain.decode(ASK), await decoder.decode(ASK)]
     assert [result.strategy for result in results] == ["plain", "tokens"]
@@ -705,7 +705,7 @@ async def test_the_same_pair_under_another_configuration(monkeypatch: pytest.Mon
         closed.append(draft)
 
     monkeypatch.setattr(RandomDraft, "aclose", close)
-    async with SpeculativeDecoder("random", LocalProvider(story_model())) as owner:
+    async with SpeculativeDecoder(target=LocalProvider(story_model()), draft="random") as owner:
         await owner.with_config(SpeculativeConfig()).aclose()
         assert not closed
     assert len(closed) == 1
@@ -714,7 +714,7 @@ async def test_the_same_pair_under_another_configuration(monkeypatch: pytest.Mon
 async def test_a_variant_shares_what_is_known_of_failures() -> None:
     """A target that failed often is left alone by all variants."""
     target = ScriptedProvider("never", fail_at={0: TransientError("down")})
-    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=RetryPolicy(max_attempts=1)))
+    decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(retry=RetryPolicy(max_attempts=1)))
     for _ in range(5):
         with pytest.raises(TransientError):
             await decoder.decode(ASK)
@@ -730,7 +730,7 @@ async def test_a_raw_prompt_is_continued_without_a_template() -> None:
     assert model is not None
     raw, chat = (ChatRequest.create("import os", raw=raw, max_tokens=8) for raw in (True, False))
     assert model.tokenizer.encode_chat(raw) == model.tokenizer.encode("import os") != model.tokenizer.encode_chat(chat)
-    assert (await SpeculativeDecoder("lookup", provider).decode(raw)).content
+    assert (await SpeculativeDecoder(target=provider, draft="lookup").decode(raw)).content
     await provider.aclose()
 
 

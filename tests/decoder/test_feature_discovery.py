@@ -56,7 +56,7 @@ class Shy(SimulatedTarget):
 
 
 def decoder_of(target: Shy, text: str = TEXT, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(SimulatedDraft(text, 1.0, 1), target, SpeculativeConfig(**config))
+    return SpeculativeDecoder(target=target, draft=SimulatedDraft(text, 1.0, 1), config=SpeculativeConfig(**config))
 
 
 async def seconds(decoder: SpeculativeDecoder) -> tuple[SpeculativeResult, float]:
@@ -149,7 +149,9 @@ def test_a_target_that_lacks_what_a_program_waits_for_is_no_error(strategy: str)
 
     async def check() -> None:
         for target in (IdsTarget(trial_s=0.1, has_endpoint=False), SimulatedTarget(TEXT)):
-            async with SpeculativeDecoder(None, target, SpeculativeConfig(strategy=strategy)) as decoder:
+            async with SpeculativeDecoder(
+                target=target, draft=None, config=SpeculativeConfig(strategy=strategy)
+            ) as decoder:
                 await decoder.discover()
 
     run_virtual(check())

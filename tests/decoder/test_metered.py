@@ -52,7 +52,9 @@ def test_what_a_plain_answer_held_is_freed_at_once() -> None:
     """Its events too: none waits for the garbage collector, which would take a server's time now and then."""
 
     async def answer() -> None:
-        decoder = SpeculativeDecoder(None, SimulatedTarget("one two three", first_token_s=0.1, token_s=0.1))
+        decoder = SpeculativeDecoder(
+            target=SimulatedTarget("one two three", first_token_s=0.1, token_s=0.1), draft=None
+        )
         async with decoder.stream("tell") as events:
             async for _ in events:
                 pass

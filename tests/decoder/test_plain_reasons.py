@@ -65,7 +65,7 @@ def answer(situation: Situation) -> tuple[SpeculativeDecoder, SpeculativeResult]
             text = situation.text if situation.agreement >= 0 else ""
             draft = SimulatedDraft(text, max(situation.agreement, 0.0), 1)
         config = SpeculativeConfig(strategy=situation.strategy, **situation.config())
-        decoder = SpeculativeDecoder(draft, target, config)
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
         results = [await decoder.decode("tell", **situation.options) for _ in range(situation.num_answers)]
         return decoder, results[-1]
 

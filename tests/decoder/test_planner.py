@@ -256,7 +256,7 @@ def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float |
     async def run() -> SpeculativeResult:
         failures = [] if wait_s is None else [TransientError("busy", retry_after_s=wait_s)]
         target = Failing(TEXT, failures, first_token_s=0.4, token_s=0.02)
-        decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 1), target)
+        decoder = SpeculativeDecoder(target=target, draft=SimulatedDraft(TEXT, 0.9, 1))
         for _ in range(2):
             async with decoder.stream("tell") as events:
                 async for _ in events:
@@ -275,7 +275,7 @@ def test_a_race_measures_streams_as_they_arrive(consumer_s: float) -> None:
     async def run() -> SpeculativeResult:
         target = SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.01)
         config = SpeculativeConfig(strategy="race", baseline_every=0)
-        decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 1), target, config)
+        decoder = SpeculativeDecoder(target=target, draft=SimulatedDraft(TEXT, 0.9, 1), config=config)
         async with decoder.stream("tell") as events:
             async for _ in events:
                 await asyncio.sleep(consumer_s)
@@ -292,9 +292,9 @@ def test_a_named_strategy_is_compared_with_a_plain_answer_now_and_then() -> None
 
     async def run(every: int, num_requests: int) -> list[tuple[str, str | None, bool]]:
         decoder = SpeculativeDecoder(
-            SimulatedDraft(TEXT, 0.9, 1),
-            SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.02),
-            SpeculativeConfig(strategy="race", baseline_every=every),
+            target=SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.02),
+            draft=SimulatedDraft(TEXT, 0.9, 1),
+            config=SpeculativeConfig(strategy="race", baseline_every=every),
         )
         results = [await decoder.decode("tell") for _ in range(num_requests)]
         return [(result.strategy, result.plain_reason, result.speedup is None) for result in results]
@@ -326,7 +326,7 @@ def test_auto_settles_on_what_is_best(
     async def run() -> tuple[list[str], dict[str, list[float]]]:
         target = SimulatedTarget(TEXT, by_ids=True, **latency)
         draft = SimulatedDraft(TEXT, agreement, 1, token_s=draft_token_s)
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="auto"))
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="auto"))
         names: list[str] = []
         seconds: dict[str, list[float]] = {}
         for _ in range(30):
@@ -349,7 +349,7 @@ def test_an_answer_that_takes_no_time() -> None:
 
     async def run() -> list[str]:
         target = ScriptedProvider(TEXT, capabilities=Capabilities(prediction=True))
-        decoder = SpeculativeDecoder(ReferenceDraft(TEXT), target)
+        decoder = SpeculativeDecoder(target=target, draft=ReferenceDraft(TEXT))
         return [(await decoder.decode("tell")).content for _ in range(3)]
 
     assert run_virtual(run()) == [TEXT] * 3

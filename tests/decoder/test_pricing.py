@@ -150,7 +150,7 @@ def test_a_result_tells_its_cost() -> None:
     """In its fields, as JSON and in words; negative savings included."""
     target, draft = ScriptedProvider(WORDS, name="a:t"), ScriptedProvider(WORDS, name="b:d")
     config = SpeculativeConfig(strategy="regenerate", prices={"t": DEAR, "b:d": CHEAP})
-    result = run_virtual(SpeculativeDecoder(draft, target, config).decode("one two three"))
+    result = run_virtual(SpeculativeDecoder(target=target, draft=draft, config=config).decode("one two three"))
     assert result.usage is not None
     assert result.draft_usage is not None
     assert result.cost.target == pytest.approx(DEAR.cost_of(result.usage))
@@ -158,7 +158,7 @@ def test_a_result_tells_its_cost() -> None:
     assert result.cost.saving == pytest.approx(-CHEAP.cost_of(result.draft_usage))
     assert result.to_dict()["cost"]["saving"] == result.cost.saving
     assert "more than plain" in result.summary()
-    unknown = run_virtual(SpeculativeDecoder(None, target).decode("q"))
+    unknown = run_virtual(SpeculativeDecoder(target=target, draft=None).decode("q"))
     assert unknown.cost == Cost(target=None, draft=0.0, plain=None)
     assert "cost" not in unknown.summary()
 
@@ -167,7 +167,7 @@ def test_a_result_tells_its_cost() -> None:
 
 
 def plain(target: Any, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(None, target, SpeculativeConfig(**config))
+    return SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(**config))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,9 @@ def test_wasted_tokens_count() -> None:
     budget = Budget(max_tokens=10_000)
     target = SimulatedTarget(WORDS, first_token_s=0.1, token_s=0.01, by_ids=True)
     config = SpeculativeConfig(strategy="race", budget=budget)
-    result = run_virtual(SpeculativeDecoder(SimulatedDraft(WORDS, 0.8, 3), target, config).decode("one two three"))
+    result = run_virtual(
+        SpeculativeDecoder(target=target, draft=SimulatedDraft(WORDS, 0.8, 3), config=config).decode("one two three")
+    )
     usage, draft_usage = result.usage, result.draft_usage
     assert usage is not None
     assert draft_usage is not None
@@ -265,7 +267,7 @@ def test_of_joined_drafts_only_the_model_is_paid(by_lookup: bool) -> None:
     target = ScriptedProvider(WORDS, name="a:t")
     draft = CascadeDraft(PromptLookup(), model_draft("b:d"))
     config = SpeculativeConfig(strategy="regenerate", budget=budget, prices={"a:t": DEAR, "b:d": CHEAP})
-    result = run_virtual(SpeculativeDecoder(draft, target, config).decode(prompt))
+    result = run_virtual(SpeculativeDecoder(target=target, draft=draft, config=config).decode(prompt))
     usage, drafted = result.usage, result.draft_usage
     assert usage is not None
     assert drafted is not None
@@ -280,7 +282,9 @@ def test_a_free_draft_has_a_cost(draft: DraftProvider) -> None:
     """None, not an unknown one."""
     target = LocalProvider(TableModel("abc " * 10))
     result = run_virtual(
-        SpeculativeDecoder(draft, target, SpeculativeConfig(prices={"table:model": DEAR})).decode("abc abc ")
+        SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(prices={"table:model": DEAR})).decode(
+            "abc abc "
+        )
     )
     assert result.strategy == "tokens"
     assert (result.cost.draft, result.cost.total) == (0.0, result.cost.target)
@@ -356,7 +360,9 @@ def test_an_answer_that_is_left_is_charged_as_one_that_is_read(strategy: Strateg
         draft = ScriptedProvider(WORDS, name="b:d", capabilities=can, delay_piece_s=0.002)
         config = SpeculativeConfig(strategy=strategy, budget=budget)
         text = ""
-        async with SpeculativeDecoder(draft, target, config).stream("p " * 500, temperature=0) as events:
+        async with SpeculativeDecoder(target=target, draft=draft, config=config).stream(
+            "p " * 500, temperature=0
+        ) as events:
             async for event in events:
                 text += event.text if isinstance(event, TextDelta) else ""
                 if is_left and len(text) >= len(WORDS) - 3:

@@ -56,7 +56,7 @@ async def decoding(
     target = HttpProvider("scripted", base_url=balancer.url, dialect=DIALECTS["vllm"])
     config = SpeculativeConfig(**{"session_header": SESSION_HEADER, **options})
     try:
-        async with SpeculativeDecoder(draft, target, config) as decoder:
+        async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
             decoder._planner.pair_stats = Patient()
             yield decoder
     finally:

@@ -122,8 +122,8 @@ async def test_the_text_is_the_servers_own(strategy: StrategyName, rule: Rule, m
                 ["function"],
                 ["\n\n", "called"],
             ):
-                alone = await SpeculativeDecoder(None, provider).decode("go", temperature=0, stop=stop)
-                decoder = SpeculativeDecoder(ReferenceDraft(TEXT), provider, config)
+                alone = await SpeculativeDecoder(target=provider, draft=None).decode("go", temperature=0, stop=stop)
+                decoder = SpeculativeDecoder(target=provider, draft=ReferenceDraft(TEXT), config=config)
                 result = await decoder.decode("go", temperature=0, stop=stop)
                 assert (result.content, result.guarantee) == (alone.content, "exact")
                 if strategy != "auto":

@@ -33,7 +33,9 @@ def _unconfigured() -> Iterator[None]:
 
 def decoder_of(draft: Any = None, **config: Any) -> SpeculativeDecoder:
     target = LocalProvider(TableModel(ANSWER, order=16))
-    return SpeculativeDecoder(draft or ReferenceDraft(ANSWER), target, SpeculativeConfig(lookahead=Fixed(4), **config))
+    return SpeculativeDecoder(
+        target=target, draft=draft or ReferenceDraft(ANSWER), config=SpeculativeConfig(lookahead=Fixed(4), **config)
+    )
 
 
 async def logged(decoder: SpeculativeDecoder) -> list[dict[str, Any]]:
@@ -120,7 +122,7 @@ async def test_a_failing_target_is_logged_without_its_words() -> None:
     """The failure is an error event with the request's id; what the target said in it may hold message text."""
     target = ScriptedProvider(ANSWER, fail_at={1: RuntimeError(f"cannot answer {QUESTION}")})
     with capture_logs([merge_contextvars]) as entries, pytest.raises(TargetError):
-        await SpeculativeDecoder(None, target).decode(QUESTION)
+        await SpeculativeDecoder(target=target, draft=None).decode(QUESTION)
     assert entries[-1]["event"] == "request_failed"
     assert entries[-1]["log_level"] == "error"
     assert len({entry["llm_request_id"] for entry in entries}) == 1
@@ -133,7 +135,7 @@ async def test_a_failing_draft_is_a_warning_of_its_request() -> None:
     draft = ScriptedProvider("x", fail_at={0: ConnectionError("draft is down")})
     config = SpeculativeConfig(strategy="regenerate")
     with capture_logs([merge_contextvars]) as entries:
-        await SpeculativeDecoder(draft, ScriptedProvider(ANSWER), config).decode(QUESTION)
+        await SpeculativeDecoder(target=ScriptedProvider(ANSWER), draft=draft, config=config).decode(QUESTION)
     warnings = [entry for entry in entries if entry["log_level"] == "warning"]
     assert [entry["event"] for entry in warnings] == ["draft_failed"]
     assert warnings[0]["reason"] == "ConnectionError"
@@ -177,7 +179,7 @@ def test_without_structlog_the_standard_log_has_the_ids(tmp_path: Path) -> None:
         logging.basicConfig(level=logging.DEBUG, format="%(name)s %(message)s", stream=sys.stdout)
         logging.getLogger("asyncio").setLevel(logging.WARNING)
         for _ in range(2):
-            asyncio.run(SpeculativeDecoder(None, ScriptedProvider("an answer")).decode("a question"))
+            asyncio.run(SpeculativeDecoder(target=ScriptedProvider("an answer"), draft=None).decode("a question"))
         print("structlog" in sys.modules)
         """)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=60)

@@ -142,12 +142,14 @@ async def test_text_and_rounds(make: Callable[[], Any]) -> None:
     """A decoder shows its draft the request: the same text as plain, in fewer rounds than without tools."""
     text = 'write {"content": "' + ESCAPED + '"}'
     provider = LocalProvider(TableModel(text, order=12))
-    plain = await SpeculativeDecoder(None, provider).decode(make_request())
+    plain = await SpeculativeDecoder(target=provider, draft=None).decode(make_request())
     assert isinstance(make(), RequestAwareDrafter)
     assert plain.content == text
     results = {}
     for name, request in (("tools", make_request()), ("none", ChatRequest.create(FILE))):
-        decoder = SpeculativeDecoder(make(), provider, SpeculativeConfig(lookahead=Fixed(8), baseline_every=0))
+        decoder = SpeculativeDecoder(
+            target=provider, draft=make(), config=SpeculativeConfig(lookahead=Fixed(8), baseline_every=0)
+        )
         results[name] = await decoder.decode(request)
         assert results[name].content == text
         assert results[name].fallbacks == ()
@@ -161,8 +163,10 @@ async def test_sampled_text_is_plain_text(make: Callable[[], Any]) -> None:
     for seed in range(8):
         options: dict[str, Any] = {"max_tokens": 120, "temperature": 1.6, "seed": seed}
         request = ChatRequest.create(make_request().messages, **options)
-        plain = await SpeculativeDecoder(None, provider).decode(request)
-        drafted = await SpeculativeDecoder(make(), provider, SpeculativeConfig(strategy="tokens")).decode(request)
+        plain = await SpeculativeDecoder(target=provider, draft=None).decode(request)
+        drafted = await SpeculativeDecoder(
+            target=provider, draft=make(), config=SpeculativeConfig(strategy="tokens")
+        ).decode(request)
         assert drafted.content == plain.content
 
 
@@ -179,7 +183,9 @@ async def test_a_draft_that_knows_no_requests_goes_on_as_it_is() -> None:
     provider = LocalProvider(TableModel("mend it, mend it"))
     assert not isinstance(Other(), RequestAwareDrafter)
     for draft in (Other(), CascadeDraft(Other(), PromptLookup())):
-        result = await SpeculativeDecoder(draft, provider, SpeculativeConfig(strategy="tokens")).decode(request)
+        result = await SpeculativeDecoder(
+            target=provider, draft=draft, config=SpeculativeConfig(strategy="tokens")
+        ).decode(request)
         assert result.content == "mend it, mend it"
 
 

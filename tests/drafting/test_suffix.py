@@ -246,8 +246,8 @@ async def test_the_text_is_the_targets(name: str) -> None:
     draft, target = open_draft(name), open_provider("builtin:target")
     for temperature, _ in itertools.product((0.0, 0.8), range(2)):
         options = {"max_tokens": 40, "temperature": temperature, "seed": 5}
-        plain = await SpeculativeDecoder(None, target).decode("def read_lines(path):", **options)  # type: ignore[arg-type]
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
+        plain = await SpeculativeDecoder(target=target, draft=None).decode("def read_lines(path):", **options)  # type: ignore[arg-type]
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="tokens"))
         result = await decoder.decode("def read_lines(path):", **options)  # type: ignore[arg-type]
         assert result.content == plain.content
         assert result.fallbacks == ()

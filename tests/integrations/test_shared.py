@@ -66,7 +66,7 @@ async def test_another_task_may_close_it_while_a_reader_waits() -> None:
 
 async def test_it_may_be_entered_and_left_by_different_tasks() -> None:
     """A provider's stream belongs to one task; whoever opens, reads and closes need not be one."""
-    stream = TaskReadEventStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST))
+    stream = TaskReadEventStream(SpeculativeDecoder(target=ScriptedProvider(WORDS), draft=None).stream(REQUEST))
     await asyncio.create_task(stream.__aenter__())
     assert await asyncio.create_task(_next(stream)) == TextDelta("one")
     await asyncio.create_task(stream.aclose())
@@ -116,7 +116,7 @@ async def test_a_source_closes_what_it_made_and_nothing_else() -> None:
 async def test_figures_are_json() -> None:
     """A decoder's answer has figures, a plain provider's only says why it ended."""
     assert describe_finish_as_json(Finish("stop")) == {"finish_reason": "stop", "stopped_by": None}
-    async with SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST) as events:
+    async with SpeculativeDecoder(target=ScriptedProvider(WORDS), draft=None).stream(REQUEST) as events:
         ends = [event async for event in events if isinstance(event, SpeculativeFinish)]
     told = describe_finish_as_json(ends[0])
     assert (told["strategy"], told["acceptance_rate"]) == ("plain", None)

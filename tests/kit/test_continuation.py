@@ -154,7 +154,7 @@ def test_it_is_tried_once() -> None:
 
     async def run() -> list[bool]:
         target.discover = discover  # type: ignore[method-assign,assignment]
-        async with SpeculativeDecoder(None, target) as decoder:
+        async with SpeculativeDecoder(target=target, draft=None) as decoder:
             trying = [asyncio.create_task(decoder.discover("continue_prefix")) for _ in range(5)]
             await asyncio.sleep(0.5)
             for left in trying[1:]:
@@ -253,7 +253,9 @@ class Claiming(ScriptedProvider):
 
 
 def racing(target: Any, strategy: Any = "race") -> SpeculativeDecoder:
-    return SpeculativeDecoder(ReferenceDraft(WEEK), target, SpeculativeConfig(strategy=strategy, baseline_every=0))
+    return SpeculativeDecoder(
+        target=target, draft=ReferenceDraft(WEEK), config=SpeculativeConfig(strategy=strategy, baseline_every=0)
+    )
 
 
 def busy() -> bool:
@@ -288,7 +290,7 @@ def test_auto_does_not_try_what_it_would_not_use() -> None:
 def test_a_decoder_tries_its_target() -> None:
     """So that a decoder that is a target is believed no more than that."""
     target = Claiming(lambda: False)
-    decoder = SpeculativeDecoder(None, target)
+    decoder = SpeculativeDecoder(target=target, draft=None)
     run_virtual(decoder.discover("continue_prefix"))
     run_virtual(decoder.discover("token_endpoint"))
     assert not decoder.capabilities.continue_prefix
@@ -301,7 +303,9 @@ async def test_a_broken_answer_is_not_continued_by_a_server_that_begins_anew() -
     async with ScriptedModelServer(WEEK, faults=faults) as server:
         provider = HttpProvider("m", base_url=server.url, dialect=DIALECTS["vllm"])
         with pytest.raises(TransientError, match="broke the connection") as caught:
-            await complete_from_stream(SpeculativeDecoder(None, provider), ChatRequest.create("q", temperature=0.0))
+            await complete_from_stream(
+                SpeculativeDecoder(target=provider, draft=None), ChatRequest.create("q", temperature=0.0)
+            )
         await provider.aclose()
     assert caught.value.partial_text == "".join(split_into_pieces(WEEK)[:10])
 
@@ -335,7 +339,9 @@ def test_a_judge_that_begins_anew_is_asked_for_the_rest(*, is_continuing: bool) 
     target.script = script
     config = SpeculativeConfig(strategy="judge", judge=JudgeConfig(max_rounds=1))
     result = run_virtual(
-        SpeculativeDecoder(ReferenceDraft("Monday, \nwrong"), target, config).decode("q", temperature=0.0)
+        SpeculativeDecoder(target=target, draft=ReferenceDraft("Monday, \nwrong"), config=config).decode(
+            "q", temperature=0.0
+        )
     )
     assert result.content == "Monday, \nTuesday, Wednesday."
     assert bool(target.requests[-1].prefix) == is_continuing
@@ -350,7 +356,9 @@ def test_what_was_not_tried_to_its_end_is_not_believed() -> None:
             await asyncio.sleep(1e6)
 
     target = Slow(lambda: True, fail_at={3: TransientError("it broke")})
-    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0)))
+    decoder = SpeculativeDecoder(
+        target=target, draft=None, config=SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0))
+    )
 
     async def run() -> None:
         answering = asyncio.create_task(decoder.decode("q"))
@@ -369,7 +377,9 @@ def test_a_server_that_goes_on_later_is_believed_then() -> None:
     """A provider may try it again: whoever needs to know asks every time."""
     found = iter([False, *[True] * 9])
     target = Claiming(lambda: next(found), fail_at={3: TransientError("it broke")})
-    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0, max_attempts=2)))
+    decoder = SpeculativeDecoder(
+        target=target, draft=None, config=SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0, max_attempts=2))
+    )
     with pytest.raises(TransientError, match="it broke"):
         run_virtual(decoder.decode("q"))
     assert [request.prefix for request in target.requests] == ["", ""]
@@ -395,7 +405,7 @@ def test_a_silent_trial_is_waited_for_no_longer_than_a_first_chunk(strategy: str
     config = SpeculativeConfig(strategy=strategy, baseline_every=0, retry=retry, timeouts=Timeouts(first_chunk_s=2.0))  # type: ignore[arg-type]
 
     async def run() -> tuple[object, float]:
-        async with SpeculativeDecoder(ReferenceDraft(WEEK), target, config) as decoder:
+        async with SpeculativeDecoder(target=target, draft=ReferenceDraft(WEEK), config=config) as decoder:
             try:
                 result = await decoder.decode("q", temperature=0.0)
                 return result.plain_reason, asyncio.get_running_loop().time()

@@ -70,7 +70,7 @@ def provider_of(double: Double, kind: str, monkeypatch: pytest.MonkeyPatch) -> L
 def test_one_loop_after_another(double: Double, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that is kept answers in every `asyncio.run`, and leaves no connection open behind it."""
     provider = provider_of(double, kind, monkeypatch)
-    decoder = SpeculativeDecoder(None, provider)
+    decoder = SpeculativeDecoder(target=provider, draft=None)
     for _ in range(3):
         assert asyncio.run(decoder.decode(QUESTION)).content == TEXT
     asyncio.run(provider.aclose())
@@ -81,7 +81,7 @@ def test_one_loop_after_another(double: Double, kind: str, monkeypatch: pytest.M
 def test_loops_in_threads(double: Double, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has connections of its own."""
     provider = provider_of(double, kind, monkeypatch)
-    decoder = SpeculativeDecoder(None, provider)
+    decoder = SpeculativeDecoder(target=provider, draft=None)
     barrier = threading.Barrier(3)
 
     async def answers() -> list[str]:

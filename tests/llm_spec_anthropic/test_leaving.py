@@ -23,7 +23,9 @@ async def listen(provider: AnthropicProvider, how: str, when: str, begun: asynci
     loop = asyncio.get_running_loop()
     if how == "deadline":
         deadline = loop.time() + DEADLINE_S
-        await SpeculativeDecoder(None, provider, SpeculativeConfig(deadline_s=DEADLINE_S)).decode("q")
+        await SpeculativeDecoder(target=provider, draft=None, config=SpeculativeConfig(deadline_s=DEADLINE_S)).decode(
+            "q"
+        )
         return deadline
     async with provider.stream(ChatRequest.create("q")) as events:
         if how == "left" and when == "before":

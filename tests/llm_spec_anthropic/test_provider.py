@@ -111,7 +111,9 @@ async def test_a_sessions_id_goes_along(wire: MessagesWire) -> None:
     request = ChatRequest.create("question", session_id="chat-17", extra={"betas": ["some-beta"]})
     async with provider_of(wire, TRANSPORTS[0]) as provider:
         for header in ("x-session-id", None):
-            await SpeculativeDecoder(None, provider, SpeculativeConfig(session_header=header)).decode(request)
+            await SpeculativeDecoder(
+                target=provider, draft=None, config=SpeculativeConfig(session_header=header)
+            ).decode(request)
     first, second = ({name.lower(): value for name, value in headers.items()} for headers in wire.headers)
     assert first["x-session-id"] == "chat-17"
     assert "x-session-id" not in second
@@ -208,7 +210,7 @@ async def test_thinking_goes_back_with_the_answer_it_led_to(wire: MessagesWire) 
         *text_frames("x", index=1),
         *end(),
     ]
-    async with provider_of(wire) as provider, SpeculativeDecoder(None, provider) as decoder:
+    async with provider_of(wire) as provider, SpeculativeDecoder(target=provider, draft=None) as decoder:
         wire.frames = frames
         responses = [await provider.complete(QUESTION), await decoder.decode(QUESTION)]
         for response in responses:
@@ -534,7 +536,7 @@ async def test_as_a_racing_target(wire: MessagesWire) -> None:
     wire.wait_s, wire.pause_s = 0.01, 0.002
     config = SpeculativeConfig(strategy="race")
     async with provider_of(wire) as provider:
-        result = await SpeculativeDecoder(ReferenceDraft(PROSE), provider, config).decode("count")
+        result = await SpeculativeDecoder(target=provider, draft=ReferenceDraft(PROSE), config=config).decode("count")
     assert result.content == PROSE
     assert result.fallbacks == ()
     assert any(body["messages"][-1]["role"] == "assistant" for body in wire.bodies)
@@ -545,7 +547,7 @@ async def test_as_draft_of_a_sampling_target(wire: MessagesWire) -> None:
     wire.frames = answer_frames("    return", " f()")
     target = open_provider("builtin:target")
     async with provider_of(wire) as provider:
-        decoder = SpeculativeDecoder(provider, target, SpeculativeConfig(strategy="regenerate"))
+        decoder = SpeculativeDecoder(target=target, draft=provider, config=SpeculativeConfig(strategy="regenerate"))
         result = await decoder.decode("def f():", max_tokens=12, temperature=0.5, seed=1)
     assert len(wire.bodies) == 1
     assert result.fallbacks == ()

@@ -245,7 +245,9 @@ async def test_rows_are_refused_where_an_answer_is_constrained(strategy: str) ->
 async def test_auto_speculates_with_strict_tools() -> None:
     async with opened(MessageServer(dict(ANSWERS), constrains=True)) as target:
         decoder = SpeculativeDecoder(
-            ReferenceDraft(write_as_constrained(ANSWERS["calls"])), target, SpeculativeConfig(baseline_every=0)
+            target=target,
+            draft=ReferenceDraft(write_as_constrained(ANSWERS["calls"])),
+            config=SpeculativeConfig(baseline_every=0),
         )
         plain = await answer_plain(target, ask("calls", tools=STRICT))
         await decoder.decode(ask("calls", tools=STRICT))  # of the target alone

@@ -144,7 +144,9 @@ async def test_a_program_waits_for_what_its_strategy_needs(strategy: StrategyNam
     for waits in (True, False):
         async with Odd() as server, opened(server) as provider:
             config = SpeculativeConfig(strategy=strategy, baseline_every=0)
-            async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
+            async with SpeculativeDecoder(
+                target=provider, draft=SimulatedDraft(ANSWER, 1.0, 0), config=config
+            ) as decoder:
                 if waits:
                     await decoder.discover()
                 result = await decoder.decode("q", temperature=0.0)
@@ -194,7 +196,7 @@ async def test_concurrent_first_requests_share_it() -> None:
         opened(server) as provider,
     ):
         config = SpeculativeConfig(strategy="race", max_extra_cost=0.0)
-        async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
+        async with SpeculativeDecoder(target=provider, draft=SimulatedDraft(ANSWER, 1.0, 0), config=config) as decoder:
             results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
         assert [(r.content, r.guarantee) for r in results] == [(ANSWER, "exact")] * 6
         num_chats = server.paths.count("/v1/chat/completions")
@@ -532,11 +534,11 @@ async def test_a_program_that_waits_hears_that_a_server_cannot_answer(strategy: 
     config = SpeculativeConfig(strategy=strategy)
     async with ScriptedModelServer(ANSWER, faults=ServerFaults(status=503)) as server, opened(server) as provider:
         with pytest.raises(TransientError, match="503"):
-            await SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config).discover()
+            await SpeculativeDecoder(target=provider, draft=SimulatedDraft(ANSWER, 1.0, 0), config=config).discover()
     forget_all_server_findings()
     async with opened(server) as provider:
         with pytest.raises(TransientError):
-            await SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config).discover()
+            await SpeculativeDecoder(target=provider, draft=SimulatedDraft(ANSWER, 1.0, 0), config=config).discover()
 
 
 async def mark_feature_lost(server: ScriptedModelServer, provider: HttpProvider) -> None:

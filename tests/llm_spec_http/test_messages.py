@@ -431,7 +431,7 @@ async def test_leaving_in_the_middle_of_a_call_closes_everything() -> None:
 async def test_what_a_server_holds_to_a_form_stays_plain(options: dict[str, Any]) -> None:
     request = ask("two", **options)
     async with opened(MessageServer(dict(ANSWERS))) as target:
-        auto = SpeculativeDecoder(ReferenceDraft(TWO), target, SpeculativeConfig())
+        auto = SpeculativeDecoder(target=target, draft=ReferenceDraft(TWO), config=SpeculativeConfig())
         learn_worth(auto, 1.5)
         *_, last = [await auto.decode(request) for _ in range(4)]
         assert (last.strategy, last.plain_reason) == ("plain", "request")
@@ -441,7 +441,7 @@ async def test_auto_reads_messages_where_a_race_has_paid() -> None:
     """For text. Before that nothing is tried, nor where it did not pay."""
     server = MessageServer(dict(ANSWERS))
     async with opened(server, taught_by=()) as target:
-        auto = SpeculativeDecoder(ReferenceDraft(TWO), target, SpeculativeConfig(baseline_every=0))
+        auto = SpeculativeDecoder(target=target, draft=ReferenceDraft(TWO), config=SpeculativeConfig(baseline_every=0))
         plain = message(await answer_plain(target, ask("two")))
         for value_ratio, reason in ((None, "not_measured"), (0.9, "not_worthwhile")):
             if value_ratio is not None:

@@ -212,7 +212,7 @@ async def test_a_server_that_loses_a_path_midway_goes_on(path: str) -> None:
             _, plain = [await decoder.decode(QUESTION) for _ in range(2)]  # the first one gives the baseline
             assert (plain.content, plain.plain_reason) == (WORDS, "target")
         server.paths.clear()
-        auto = await SpeculativeDecoder(agreeing(), target).decode(QUESTION)
+        auto = await SpeculativeDecoder(target=target, draft=agreeing()).decode(QUESTION)
         assert auto.content == WORDS
 
 

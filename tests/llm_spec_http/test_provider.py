@@ -354,7 +354,7 @@ async def test_what_the_server_calls_invalid_in_band(wire: Wire) -> None:
     """A 400 inside a stream is the request's fault: sent once, no broken connection, and the circuit stays closed."""
     wire.frames = [chunk({"content": ""}), in_band({"message": "context is too long", "code": 400})]
     provider = provider_of(wire)
-    decoder = SpeculativeDecoder(None, provider)
+    decoder = SpeculativeDecoder(target=provider, draft=None)
     for _ in range(6):  # more often than a circuit bears
         with pytest.raises(InvalidRequestError, match="reported an error: context is too long"):
             await decoder.decode("q")
@@ -427,7 +427,7 @@ async def test_going_away_closes_the_connection(wire: Wire, how: str) -> None:
 
     async def listen() -> None:
         config = SpeculativeConfig(deadline_s=0.2 if how == "deadline" else None)
-        async with SpeculativeDecoder(None, provider, config).stream("q") as events:
+        async with SpeculativeDecoder(target=provider, draft=None, config=config).stream("q") as events:
             async for _ in events:
                 if how == "left":
                     return
@@ -532,7 +532,7 @@ async def test_as_draft_of_a_local_target(wire: Wire) -> None:
     target = open_provider("builtin:target")
     wire.frames = text_chunks("    return", " f()")
     provider = provider_of(wire)
-    decoder = SpeculativeDecoder(provider, target, config)
+    decoder = SpeculativeDecoder(target=target, draft=provider, config=config)
     good = await decoder.decode("def f():", max_tokens=12)
     wire.status, wire.error = 500, {}
     broken = await decoder.decode("def f():", max_tokens=12)

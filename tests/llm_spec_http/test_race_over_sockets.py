@@ -66,7 +66,7 @@ async def opened(
 
 
 def racing(draft: DraftProvider, target: HttpProvider, **options: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="race", **options))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="race", **options))
 
 
 def knowing(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
@@ -101,7 +101,9 @@ async def raced(
 async def plain(server: ScriptedModelServer, dialect: str = "vllm", **options: Any) -> SpeculativeResult:
     options.setdefault("temperature", 0.0)
     async with opened(server, dialect) as target:
-        return await SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain")).decode(QUESTION, **options)
+        return await SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(strategy="plain")).decode(
+            QUESTION, **options
+        )
 
 
 async def assert_all_closed(server: ScriptedModelServer) -> None:
@@ -497,7 +499,7 @@ async def test_a_server_that_can_neither_is_refused_by_name_and_plain_by_auto() 
     async with ScriptedModelServer(WORDS) as server, opened(server, "generic") as target:
         with pytest.raises(UnsupportedError, match="neither continue token ids nor an assistant's text"):
             await racing(agreeing(), target).decode(QUESTION, temperature=0.0)
-        result = await SpeculativeDecoder(agreeing(), target).decode(QUESTION, temperature=0.0)
+        result = await SpeculativeDecoder(target=target, draft=agreeing()).decode(QUESTION, temperature=0.0)
     assert (result.content, result.strategy) == (WORDS, "plain")
 
 

@@ -71,7 +71,9 @@ def plain_texts() -> dict[str, str]:
     """What the target writes alone, by kind of sampling."""
 
     async def write(sampling: str) -> str:
-        return (await SpeculativeDecoder(None, TARGET).decode(PROMPT, **OPTIONS, **SAMPLING[sampling])).content
+        return (
+            await SpeculativeDecoder(target=TARGET, draft=None).decode(PROMPT, **OPTIONS, **SAMPLING[sampling])
+        ).content
 
     return {sampling: asyncio.run(write(sampling)) for sampling in SAMPLING}
 
@@ -80,7 +82,9 @@ def plain_texts() -> dict[str, str]:
 async def test_same_text(draft: str, policy: str, sampling: str, plain_texts: dict[str, str]) -> None:
     """With every draft, lookahead policy and kind of sampling the text is the one of the target alone."""
     config = SpeculativeConfig(strategy="tokens", lookahead=POLICIES[policy])
-    result = await SpeculativeDecoder(DRAFTS[draft], TARGET, config).decode(PROMPT, **OPTIONS, **SAMPLING[sampling])
+    result = await SpeculativeDecoder(target=TARGET, draft=DRAFTS[draft], config=config).decode(
+        PROMPT, **OPTIONS, **SAMPLING[sampling]
+    )
     assert result.content == plain_texts[sampling]
     assert (result.same_text, result.guarantee, result.fallbacks) == (True, "exact", ())
 
@@ -96,10 +100,12 @@ async def test_a_mismatched_vocabulary_is_plain_or_refused() -> None:
     from llm_spec.testing import LocalProvider, TableModel
 
     stranger = LocalProvider(TableModel(vocab_size=300))
-    result = await SpeculativeDecoder(stranger, TARGET).decode("def f():", max_tokens=4)
+    result = await SpeculativeDecoder(target=TARGET, draft=stranger).decode("def f():", max_tokens=4)
     assert result.strategy == "plain"
     with pytest.raises(UnsupportedError, match="vocabulary 300"):
-        await SpeculativeDecoder(stranger, TARGET, SpeculativeConfig(strategy="tokens")).decode("def f():")
+        await SpeculativeDecoder(target=TARGET, draft=stranger, config=SpeculativeConfig(strategy="tokens")).decode(
+            "def f():"
+        )
 
 
 def test_size() -> None:
@@ -111,7 +117,7 @@ def test_memory_at_rest() -> None:
     """A process with both models loaded stays below 200 MB resident."""
     code = (
         "from llm_spec import SpeculativeDecoder; from pathlib import Path; import os\n"
-        "decoder = SpeculativeDecoder('lookup+builtin:draft', 'builtin:target')\n"
+        "decoder = SpeculativeDecoder(target='builtin:target', draft='lookup+builtin:draft')\n"
         "print(int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE'))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,11 +32,13 @@ DRAFTS: Final[dict[str, DraftProvider]] = {
     "model": open_draft("builtin:draft"),
     "random": RandomDraft(3),
 }
-PLAIN: Final = SpeculativeDecoder(None, TARGET)
+PLAIN: Final = SpeculativeDecoder(target=TARGET, draft=None)
 
 
 def decoder_with(draft: str) -> SpeculativeDecoder:
-    return SpeculativeDecoder(DRAFTS[draft], TARGET, SpeculativeConfig(strategy="tokens", lookahead=Fixed(4)))
+    return SpeculativeDecoder(
+        target=TARGET, draft=DRAFTS[draft], config=SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
+    )
 
 
 @EVERY_REQUEST
@@ -114,7 +116,9 @@ async def test_no_row_is_read_where_nobody_asks(monkeypatch: pytest.MonkeyPatch,
         return compute_chosen_logprobs(logits, chosen_ids, num_top)
 
     monkeypatch.setattr(verifiers, "compute_chosen_logprobs", count)
-    decoder = SpeculativeDecoder(DRAFTS["lookup"], TARGET, SpeculativeConfig(strategy=strategy, lookahead=Fixed(4)))
+    decoder = SpeculativeDecoder(
+        target=TARGET, draft=DRAFTS["lookup"], config=SpeculativeConfig(strategy=strategy, lookahead=Fixed(4))
+    )
     without = await decoder.decode("x = [1, 2, 3", max_tokens=8)
     assert (without.logprobs, calls) == (None, [])
     asked = await decoder.decode("x = [1, 2, 3", max_tokens=8, top_logprobs=0)

@@ -77,7 +77,7 @@ async def test_a_sessions_id_goes_along(wire: OpenAIWire) -> None:
     wire.frames = text_chunks("x")
     provider = provider_of(wire)
     for header in ("x-session-id", None):
-        decoder = SpeculativeDecoder(None, provider, SpeculativeConfig(session_header=header))
+        decoder = SpeculativeDecoder(target=provider, draft=None, config=SpeculativeConfig(session_header=header))
         await decoder.decode("question", session_id="chat-17")
     await provider.aclose()
     first, second = wire.headers

@@ -67,7 +67,9 @@ async def leave(wire: OpenAIWire, provider: OpenAIProvider, how: str, moment: st
 
 async def listen(provider: OpenAIProvider, how: str, moment: str, going: Callable[[], None]) -> None:
     if how == "deadline":
-        await SpeculativeDecoder(None, provider, SpeculativeConfig(deadline_s=DEADLINE_S)).decode("q")
+        await SpeculativeDecoder(target=provider, draft=None, config=SpeculativeConfig(deadline_s=DEADLINE_S)).decode(
+            "q"
+        )
         return
     async with provider.stream(QUESTION) as events:
         if how == "left" and moment == "no text":

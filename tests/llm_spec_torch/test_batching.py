@@ -118,12 +118,14 @@ DRAFTS: dict[str, Drafts] = {
 
 
 def decoder_for(target: TorchProvider, draft: Any, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", **config) if draft else None)
+    return SpeculativeDecoder(
+        target=target, draft=draft, config=SpeculativeConfig(strategy="tokens", **config) if draft else None
+    )
 
 
 async def texts_alone(target: TorchProvider, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Speculation off, one at a time."""
-    plain = SpeculativeDecoder(None, target)
+    plain = SpeculativeDecoder(target=target, draft=None)
     return [(await plain.decode(prompt, **options)).content for prompt, options in asked]
 
 
@@ -360,7 +362,7 @@ async def test_passes_are_shared(one_shape: TorchProvider, monkeypatch: pytest.M
 
     monkeypatch.setattr(batching._queue, "run_pass", begin_together)
     shapes = count_forwards(monkeypatch)
-    plain = SpeculativeDecoder(None, one_shape)
+    plain = SpeculativeDecoder(target=one_shape, draft=None)
     results = await asyncio.gather(
         *(plain.decode("def f(x):", max_tokens=20, temperature=1.0, seed=seed) for seed in range(NUM))
     )
@@ -456,7 +458,7 @@ async def test_nan_in_all_leaves_nothing_behind(tiny_folder: Path, is_one_shape:
     embedding = provider.model._network.embedding
     kept = embedding.clone()
     embedding.fill_(float("nan"))
-    plain = SpeculativeDecoder(None, provider)
+    plain = SpeculativeDecoder(target=provider, draft=None)
     errors = await asyncio.gather(*(plain.decode(p, **o) for p, o in ASKED[:2]), return_exceptions=True)
     session = provider.model.open()
     with pytest.raises(ModelOutputError, match="NaN"):
@@ -668,7 +670,7 @@ async def test_a_planted_fault_changes_texts(
     monkeypatch.setattr(pass_queue, "_MAX_WAIT_RATIO", 1e6)
     expected = await texts_alone(provider, ASKED)
     fault(monkeypatch)
-    plain = SpeculativeDecoder(None, provider)
+    plain = SpeculativeDecoder(target=provider, draft=None)
     results = await asyncio.gather(*(plain.decode(p, **o) for p, o in ASKED[1:]), return_exceptions=True)
     assert [getattr(result, "content", None) for result in results] != expected[1:]
 

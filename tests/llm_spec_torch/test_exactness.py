@@ -69,9 +69,11 @@ def drafts_for(target: TorchProvider, draft: TorchProvider) -> dict[str, Any]:
 
 
 async def check_same_text(target: TorchProvider, draft: Any, options: dict[str, Any]) -> None:
-    plain = await SpeculativeDecoder(None, target).decode(PROMPT, **options)
+    plain = await SpeculativeDecoder(target=target, draft=None).decode(PROMPT, **options)
     for lookahead in POLICIES.values():
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
+        decoder = SpeculativeDecoder(
+            target=target, draft=draft, config=SpeculativeConfig(strategy="tokens", lookahead=lookahead)
+        )
         result = await decoder.decode(PROMPT, **options)
         check_one_text(result, plain, target.model)
 
@@ -96,7 +98,7 @@ async def test_greedy_text_is_that_of_generate(pair: tuple[Any, Any]) -> None:
     """Speculative greedy answers are transformers' own, token by token, on ten prompts of the held-out files."""
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32).eval()
     target, draft = pair
-    decoder = SpeculativeDecoder(ProviderDraft(draft), target)
+    decoder = SpeculativeDecoder(target=target, draft=ProviderDraft(draft))
     lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:10]
     for line in lines:
         messages = json.loads(line)["messages"]
@@ -115,9 +117,9 @@ async def test_a_text_does_not_depend_on_what_was_asked_before(tiny_folder: Path
     model = TorchModel(tiny_folder, max_requests=1)
     long = "x = 1\n" * 120
     options: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
-    first = await SpeculativeDecoder(None, TorchProvider(model)).decode(long + "a", **options)
-    await SpeculativeDecoder(PromptLookup(), TorchProvider(model)).decode(long + "b", **options)
-    again = await SpeculativeDecoder(PromptLookup(), TorchProvider(model)).decode(long + "a", **options)
+    first = await SpeculativeDecoder(target=TorchProvider(model), draft=None).decode(long + "a", **options)
+    await SpeculativeDecoder(target=TorchProvider(model), draft=PromptLookup()).decode(long + "b", **options)
+    again = await SpeculativeDecoder(target=TorchProvider(model), draft=PromptLookup()).decode(long + "a", **options)
     check_texts([again.content], [first.content], model)
 
 

@@ -35,7 +35,9 @@ def decoder_with(draft: str, target: TorchProvider, **config: Any) -> Speculativ
         "model": ProviderDraft(target),
         "random": RandomDraft(3),
     }
-    return SpeculativeDecoder(drafts[draft], target, SpeculativeConfig(strategy="tokens", lookahead=Fixed(4), **config))
+    return SpeculativeDecoder(
+        target=target, draft=drafts[draft], config=SpeculativeConfig(strategy="tokens", lookahead=Fixed(4), **config)
+    )
 
 
 @EVERY_REQUEST
@@ -44,7 +46,7 @@ async def test_the_bits_are_those_without_a_draft(
 ) -> None:
     """Greedy and sampled, cut by stop strings and caps, held by a grammar, penalised; half characters among them."""
     request = build_logprob_request(temperature, form, prompt, raw=True)
-    plain = await SpeculativeDecoder(None, target).decode(request)
+    plain = await SpeculativeDecoder(target=target, draft=None).decode(request)
     check_logprobs(await decoder_with(draft, target).decode(request), plain, get_model(target))
 
 
@@ -52,7 +54,7 @@ async def test_rounds_on_the_device_are_left_for_rounds_that_tell(tiny_folder: P
     """A model that samples where it lives gives its logits to such a request, and the same text."""
     on_device = TorchProvider(tiny_folder, device_rounds=True)
     request = build_logprob_request("0", "as it comes", "method", raw=True)
-    plain = await SpeculativeDecoder(None, on_device).decode(request)
+    plain = await SpeculativeDecoder(target=on_device, draft=None).decode(request)
     check_logprobs(await decoder_with("model", on_device).decode(request), plain, get_model(on_device))
 
 

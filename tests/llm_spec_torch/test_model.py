@@ -101,9 +101,11 @@ async def test_a_wider_draft_writes_the_targets_text(make_checkpoint: MakeCheckp
     wider = TorchModel(make_checkpoint(vocab_size=4160))
     for target, draft in ((tiny_model, wider), (wider, tiny_model)):
         options: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 2}
-        plain = await SpeculativeDecoder(None, TorchProvider(target)).decode("def f():", **options)
+        plain = await SpeculativeDecoder(target=TorchProvider(target), draft=None).decode("def f():", **options)
         decoder = SpeculativeDecoder(
-            ProviderDraft(TorchProvider(draft)), TorchProvider(target), SpeculativeConfig(strategy="tokens")
+            target=TorchProvider(target),
+            draft=ProviderDraft(TorchProvider(draft)),
+            config=SpeculativeConfig(strategy="tokens"),
         )
         result = await decoder.decode("def f():", **options)
         check_one_text(result, plain, target)
@@ -221,7 +223,7 @@ def test_places_outlive_event_loops(tiny_folder: Path) -> None:
 
 async def test_concurrent_requests_do_not_disturb_each_other(pair: tuple[Any, Any]) -> None:
     """Six at once say what each says alone."""
-    decoder = SpeculativeDecoder(ProviderDraft(pair[1]), pair[0])
+    decoder = SpeculativeDecoder(target=pair[0], draft=ProviderDraft(pair[1]))
     prompts = [f"def test_number_{n}(self):" for n in range(6)]
     options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 4}
     alone = [(await decoder.decode(prompt, **options)).content for prompt in prompts]
@@ -257,7 +259,7 @@ def resident_kib() -> int:
 @pytest.mark.slow
 async def test_memory_does_not_grow_over_hundreds_of_requests(tiny_folder: Path) -> None:
     """Caches are made once and used again."""
-    decoder = SpeculativeDecoder(PromptLookup(), TorchProvider(tiny_folder, max_requests=2))
+    decoder = SpeculativeDecoder(target=TorchProvider(tiny_folder, max_requests=2), draft=PromptLookup())
     sizes: list[int] = []
     for number in range(500):
         await decoder.decode(f"x{number}", max_tokens=4, seed=number, temperature=1.0)

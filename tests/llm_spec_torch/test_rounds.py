@@ -45,15 +45,15 @@ async def test_the_text_is_that_of_rounds_by_way_of_the_host(
 ) -> None:
     """Speculation on and off on the device, and off by way of the host: one text."""
     options = {"max_tokens": 32, **SAMPLING[sampling]}
-    by_host = await SpeculativeDecoder(None, pair[0]).decode(PROMPT, **options)
-    plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
+    by_host = await SpeculativeDecoder(target=pair[0], draft=None).decode(PROMPT, **options)
+    plain = await SpeculativeDecoder(target=on_device[0], draft=None).decode(PROMPT, **options)
     check_texts([plain.content], [by_host.content], on_device[0].model)
     policies: list[LookaheadPolicy] = [Fixed(1), Fixed(6), CostAware()]
     for lookahead in policies:
         decoder = SpeculativeDecoder(
-            drafts_for(*on_device)[draft],
-            on_device[0],
-            SpeculativeConfig(strategy="tokens", lookahead=lookahead),
+            target=on_device[0],
+            draft=drafts_for(*on_device)[draft],
+            config=SpeculativeConfig(strategy="tokens", lookahead=lookahead),
         )
         result = await decoder.decode(PROMPT, **options)
         check_one_text(result, plain, on_device[0].model)
@@ -68,7 +68,9 @@ async def test_rounds_draft_where_the_target_lives(on_device: tuple[Any, Any], m
         raise AssertionError("a draft was opened on the host")
 
     monkeypatch.setattr(Draft, "open_token_draft", refuse)
-    result = await SpeculativeDecoder(ProviderDraft(on_device[1]), on_device[0]).decode(PROMPT, max_tokens=32)
+    result = await SpeculativeDecoder(target=on_device[0], draft=ProviderDraft(on_device[1])).decode(
+        PROMPT, max_tokens=32
+    )
     assert result.stats.num_accepted_draft_tokens > 8
     assert result.fallbacks == ()
 
@@ -78,10 +80,14 @@ async def test_a_text_goes_on_over_borders_of_attention(tiny_folder: Any) -> Non
     host, device = TorchProvider(tiny_folder), TorchProvider(tiny_folder, device_rounds=True)
     prompt = "x" * 120
     options: dict[str, Any] = {"max_tokens": 500, "temperature": 1.0, "seed": 9}
-    plain = await SpeculativeDecoder(None, host).decode(prompt, **options)
+    plain = await SpeculativeDecoder(target=host, draft=None).decode(prompt, **options)
     for draft in (ProviderDraft(device), PromptLookup()):
         config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(7))
-        check_one_text(await SpeculativeDecoder(draft, device, config).decode(prompt, **options), plain, device.model)
+        check_one_text(
+            await SpeculativeDecoder(target=device, draft=draft, config=config).decode(prompt, **options),
+            plain,
+            device.model,
+        )
 
 
 async def test_a_draft_of_a_shorter_context_stops_drafting(tiny_folder: Any) -> None:
@@ -90,8 +96,10 @@ async def test_a_draft_of_a_shorter_context_stops_drafting(tiny_folder: Any) -> 
     draft = TorchProvider(tiny_folder, device_rounds=True, max_context=256)
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
     options: dict[str, Any] = {"max_tokens": 300, "temperature": 1.0, "seed": 9, "logit_bias": {7: -100.0}}
-    plain = await SpeculativeDecoder(None, target).decode("x" * 200, **options)
-    result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x" * 200, **options)
+    plain = await SpeculativeDecoder(target=target, draft=None).decode("x" * 200, **options)
+    result = await SpeculativeDecoder(target=target, draft=ProviderDraft(draft), config=config).decode(
+        "x" * 200, **options
+    )
     check_one_text(result, plain, target.model)
 
 
@@ -106,7 +114,9 @@ async def test_caps_hold_exactly_on_the_device(
     config = SpeculativeConfig(
         strategy="tokens", lookahead=Fixed(4), max_iterations=max_iterations, max_draft_tokens=max_draft_tokens
     )
-    decoder = SpeculativeDecoder(CascadeDraft(PromptLookup(), model) if joined else model, on_device[0], config)
+    decoder = SpeculativeDecoder(
+        target=on_device[0], draft=CascadeDraft(PromptLookup(), model) if joined else model, config=config
+    )
     result = await decoder.decode(PROMPT, max_tokens=40, temperature=0)
     if max_iterations is None:
         assert result.stats.num_draft_tokens == max_draft_tokens
@@ -153,7 +163,7 @@ def test_a_question_is_noticed() -> None:
 async def test_nan_is_one_clear_error(tiny_folder: Any) -> None:
     """And the provider answers as before, on the same cache."""
     provider = TorchProvider(tiny_folder, device_rounds=True, max_requests=1)
-    decoder = SpeculativeDecoder(ProviderDraft(TorchProvider(tiny_folder)), provider)
+    decoder = SpeculativeDecoder(target=provider, draft=ProviderDraft(TorchProvider(tiny_folder)))
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
     expected = await decoder.decode("x", **options)
     embedding = provider.model._network.embedding
@@ -168,10 +178,12 @@ async def test_nan_is_one_clear_error(tiny_folder: Any) -> None:
 async def test_nan_of_the_draft_is_its_own_trouble(tiny_folder: Any) -> None:
     """The answer is the plain one."""
     target, draft = TorchProvider(tiny_folder, device_rounds=True), TorchProvider(tiny_folder)
-    plain = await SpeculativeDecoder(None, target).decode("x", max_tokens=8)
+    plain = await SpeculativeDecoder(target=target, draft=None).decode("x", max_tokens=8)
     draft.model._network.embedding.fill_(float("nan"))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
-    result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x", max_tokens=8)
+    result = await SpeculativeDecoder(target=target, draft=ProviderDraft(draft), config=config).decode(
+        "x", max_tokens=8
+    )
     assert result.fallbacks
     check_texts([result.content], [plain.content], target.model)
 
@@ -192,10 +204,10 @@ async def test_planted_faults_are_caught(fault: str, tiny_folder: Any, monkeypat
 
     target = TorchProvider(tiny_folder, device_rounds=True)
     options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 1}
-    plain = await SpeculativeDecoder(None, target).decode(PROMPT, **options)
+    plain = await SpeculativeDecoder(target=target, draft=None).decode(PROMPT, **options)
     monkeypatch.setattr(DeviceSampler, "verify", wrong)
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
-    result = await SpeculativeDecoder(RandomDraft(1), target, config).decode(PROMPT, **options)
+    result = await SpeculativeDecoder(target=target, draft=RandomDraft(1), config=config).decode(PROMPT, **options)
     assert result.content != plain.content
 
 
@@ -211,11 +223,11 @@ async def test_attention_ends_where_the_cache_ends(tiny_folder: Any) -> None:
     target = TorchProvider(tiny_folder, device_rounds=True, max_context=300)
     host = TorchProvider(tiny_folder, max_context=300)
     options: dict[str, Any] = {"max_tokens": 500, "temperature": 1.0, "seed": 9, "logit_bias": {7: -100.0}}
-    expected = await SpeculativeDecoder(None, host).decode("x" * 100, **options)
+    expected = await SpeculativeDecoder(target=host, draft=None).decode("x" * 100, **options)
     assert expected.stopped_by == "context_length"
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(5))
     for draft in (None, ProviderDraft(target), PromptLookup()):
-        decoder = SpeculativeDecoder(draft, target, config if draft else None)
+        decoder = SpeculativeDecoder(target=target, draft=draft, config=config if draft else None)
         result = await decoder.decode("x" * 100, **options)
         assert result.stopped_by == "context_length"
         check_texts([result.content], [expected.content], target.model)
@@ -226,7 +238,9 @@ async def test_a_prompt_too_long_for_the_draft_is_the_drafts_trouble(tiny_folder
     target = TorchProvider(tiny_folder, device_rounds=True)
     draft = TorchProvider(tiny_folder, max_context=256)
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
-    result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x = 1\n" * 100, max_tokens=8)
+    result = await SpeculativeDecoder(target=target, draft=ProviderDraft(draft), config=config).decode(
+        "x = 1\n" * 100, max_tokens=8
+    )
     assert result.usage is not None
     assert any("takes 256" in reason for reason in result.fallbacks)
 
@@ -237,7 +251,9 @@ async def test_a_draft_without_a_free_cache_is_left_out(tiny_folder: Any) -> Non
 
     target = TorchProvider(tiny_folder, device_rounds=True)
     draft = TorchProvider(tiny_folder, device_rounds=True, max_requests=1)
-    decoder = SpeculativeDecoder(ProviderDraft(draft), target, SpeculativeConfig(strategy="tokens", lookahead=Fixed(3)))
+    decoder = SpeculativeDecoder(
+        target=target, draft=ProviderDraft(draft), config=SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
+    )
     options: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "seed": 3, "logit_bias": {7: -100.0}}
     results = await asyncio.gather(*(decoder.decode("x", **options) for _ in range(2)))
     check_texts([results[0].content], [results[1].content], target.model)
@@ -272,8 +288,10 @@ def test_other_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, An
 
 async def test_the_drafts_opening_is_timed_apart_from_the_prompt(on_device: tuple[Any, Any]) -> None:
     """Also where it is opened with the target, on the device; an answer without one opens none."""
-    decoder = SpeculativeDecoder(ProviderDraft(on_device[1]), on_device[0], SpeculativeConfig(strategy="tokens"))
-    for one, has_draft in ((decoder, True), (SpeculativeDecoder(None, on_device[0]), False)):
+    decoder = SpeculativeDecoder(
+        target=on_device[0], draft=ProviderDraft(on_device[1]), config=SpeculativeConfig(strategy="tokens")
+    )
+    for one, has_draft in ((decoder, True), (SpeculativeDecoder(target=on_device[0], draft=None), False)):
         async with one.stream(PROMPT, max_tokens=4, rounds=True) as events:
             times = [event async for event in events if isinstance(event, LocalTimings)]
         assert len(times) == 1
@@ -307,11 +325,11 @@ async def test_lookup_goes_before_a_model_on_the_device(
         monkeypatch.setattr(TorchRoundRunner, name, counted(name))
     monkeypatch.setattr(Draft, "open_token_draft", refuse)
     options: dict[str, Any] = {"max_tokens": 64, "temperature": 0}
-    plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
+    plain = await SpeculativeDecoder(target=on_device[0], draft=None).decode(PROMPT, **options)
     calls.clear()
     draft = CascadeDraft(PromptLookup(), ProviderDraft(on_device[1]))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(6))
-    result = await SpeculativeDecoder(draft, on_device[0], config).decode(PROMPT, **options)
+    result = await SpeculativeDecoder(target=on_device[0], draft=draft, config=config).decode(PROMPT, **options)
     check_one_text(result, plain, on_device[0].model)
     assert {*calls} == {"verify", "draft_and_verify"}
 

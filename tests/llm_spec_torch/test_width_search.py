@@ -159,7 +159,7 @@ async def test_an_answer_that_outgrows_the_promise_says_so(tiny_folder: Path, pl
     """Its text is exact all the same. Without a draft it is the target's own, whatever the widths."""
     plant(Fault([2], num_keys=[1024]))
     provider = TorchProvider(TorchModel(tiny_folder, device="cpu", max_requests=1))
-    decoder = SpeculativeDecoder(RandomDraft() if drafted else None, provider)
+    decoder = SpeculativeDecoder(target=provider, draft=RandomDraft() if drafted else None)
     short, long = "x", "x" * 1500
     assert (await decoder.decode(short, max_tokens=8)).same_text
     result = await decoder.decode(long, max_tokens=30)

@@ -79,7 +79,7 @@ if kind in ("generic", "openai"):
     os.environ.update(OPENAI_API_KEY="k", LLM_SPEC_API_KEY="k")
     target = f"{kind}:m@http://127.0.0.1:{port}/v1"
 
-decoder = SpeculativeDecoder(None, target)
+decoder = SpeculativeDecoder(target=target, draft=None)
 
 async def answer(number=0, max_tokens=12):
     return (await decoder.decode(f"def f{number}():", max_tokens=max_tokens, temperature=0.0)).content

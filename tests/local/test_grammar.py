@@ -226,8 +226,12 @@ def test_a_json_object_keeps_to_its_schema(where: str, draft: TokenDrafter | Non
 async def test_through_the_decoder() -> None:
     """`auto` uses strategy `tokens` for such requests, and says that the text is the target's own."""
     assert TARGET.capabilities.response_format
-    plain = await SpeculativeDecoder(None, TARGET).decode(PROMPT, response_format=FORMATS["schema"], max_tokens=99)
-    result = await SpeculativeDecoder(DRAFT, TARGET).decode(PROMPT, response_format=FORMATS["schema"], max_tokens=99)
+    plain = await SpeculativeDecoder(target=TARGET, draft=None).decode(
+        PROMPT, response_format=FORMATS["schema"], max_tokens=99
+    )
+    result = await SpeculativeDecoder(target=TARGET, draft=DRAFT).decode(
+        PROMPT, response_format=FORMATS["schema"], max_tokens=99
+    )
     assert (result.strategy, result.guarantee, result.same_text) == ("tokens", "exact", True)
     assert result.content == plain.content
     assert is_person(result.content)
@@ -247,7 +251,7 @@ def test_stop_strings_cut_where_they_cut_without_speculation() -> None:
 async def test_concurrent_requests_do_not_disturb_each_other() -> None:
     """Requests of different formats, drawn by turns from one pair, give what each gives alone."""
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
-    decoder = SpeculativeDecoder(DRAFT, TARGET, config)
+    decoder = SpeculativeDecoder(target=TARGET, draft=DRAFT, config=config)
     wanted = [(name, seed) for name in FORMATS for seed in range(3)]
 
     async def decode(name: str, seed: int) -> str:
@@ -497,7 +501,7 @@ async def test_bad_formats_are_a_one_line_error(response_format: dict[str, Any],
     """The message says what was wrong and where, with and without a draft."""
     for draft in (None, DRAFT):
         with pytest.raises(InvalidRequestError) as caught:
-            await SpeculativeDecoder(draft, TARGET).decode("x", response_format=response_format)
+            await SpeculativeDecoder(target=TARGET, draft=draft).decode("x", response_format=response_format)
         assert "\n" not in str(caught.value)
         for word in words:
             assert word in str(caught.value)

@@ -65,7 +65,7 @@ async def test_calls_that_are_demanded_come_and_are_the_same_with_every_draft(
         assert row.body == "named_fields" or 1 <= arguments["days"] <= 7  # there, only names and types are held
     drafts: list[DraftProvider] = [PromptLookup(), ProviderDraft(provider), RandomDraft()]
     for draft in drafts:
-        decoder = SpeculativeDecoder(draft, provider, SpeculativeConfig(lookahead=Fixed(4)))
+        decoder = SpeculativeDecoder(target=provider, draft=draft, config=SpeculativeConfig(lookahead=Fixed(4)))
         result = await decoder.decode(request)
         assert result.strategy == "tokens"
         assert (result.content, result.tool_calls) == (plain.message.text, plain.message.tool_calls)
@@ -116,7 +116,7 @@ async def test_reasoning_comes_first_and_is_not_held(tmp_path: Path) -> None:
     assert answer.reasoning or answer.message.tool_calls
     assert answer.usage is not None
     assert answer.usage.reasoning_tokens > 0
-    decoder = SpeculativeDecoder(PromptLookup(), provider)
+    decoder = SpeculativeDecoder(target=provider, draft=PromptLookup())
     result = await decoder.decode(request)
     assert (result.reasoning, result.tool_calls) == (answer.reasoning, answer.message.tool_calls)
 

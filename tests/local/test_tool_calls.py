@@ -133,7 +133,7 @@ async def test_calls_arrive_complete_and_once(
     """Parallel ones, two of them alike; arguments cut anywhere or interleaved; text before them stays text."""
     async with provider_at(double.url, kind) as target:
         config = SpeculativeConfig(strategy=strategy, retry=NO_WAIT)
-        decoder = SpeculativeDecoder(ReferenceDraft(TEXT), target, config)
+        decoder = SpeculativeDecoder(target=target, draft=ReferenceDraft(TEXT), config=config)
         for size, mixed, text in ((1, False, SEE), (7, False, ""), (1000, False, SEE), (3, True, ""), (4, True, SEE)):
             double.reset()
             double.frames = frames_for(kind, CALLS, text=text, size=size, mixed=mixed)
@@ -155,7 +155,7 @@ async def test_a_call_drops_anywhere(double: Double, kind: str) -> None:
         for num_sent in range(len(frames)):
             double.reset()
             double.frames, double.drops_frames = frames[:num_sent], True
-            decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=NO_WAIT))
+            decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(retry=NO_WAIT))
             shown: list[StreamEvent] = []
             outcome = await read(decoder, shown)
             calls = [event for event in shown if isinstance(event, ToolCallDelta)]
@@ -188,7 +188,9 @@ async def test_a_call_after_failures_is_one_call(double: Double, failure: Failur
     double.frames = frames_for(kind, CALLS)
     double.reset(failure, failure)
     async with provider_at(double.url, kind) as target:
-        result = await SpeculativeDecoder(None, target, SpeculativeConfig(retry=NO_WAIT)).decode("q", tools=TOOLS)
+        result = await SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(retry=NO_WAIT)).decode(
+            "q", tools=TOOLS
+        )
     assert result.tool_calls == CALLS
     assert len(double.bodies) == 3
 
@@ -256,7 +258,7 @@ async def test_oddities_of_servers(double: Double, deltas: list[Any], calls: lis
     """Each is understood as the calls that it is."""
     double.frames = [*(chunk({"tool_calls": delta}) for delta in deltas), chunk(finish="tool_calls")]
     async with provider_at(double.url, kind) as target:
-        result = await SpeculativeDecoder(None, target).decode("q", tools=TOOLS)
+        result = await SpeculativeDecoder(target=target, draft=None).decode("q", tools=TOOLS)
     assert list(result.tool_calls) == calls
 
 
@@ -304,7 +306,7 @@ def test_no_strategy_speculates_across_a_call(strategy: Any) -> None:
 
     async def check() -> None:
         target = ScriptedProvider(calls_as_events(), capabilities=ABLE)
-        decoder = SpeculativeDecoder(Calling(), target, SpeculativeConfig(strategy=strategy))
+        decoder = SpeculativeDecoder(target=target, draft=Calling(), config=SpeculativeConfig(strategy=strategy))
         with pytest.raises(UnsupportedError):
             await decoder.decode("q", tools=TOOLS)
         assert target.requests == []
@@ -320,7 +322,9 @@ def test_a_draft_that_calls_never_causes_a_call(index: int, strategy: Any) -> No
     async def check() -> None:
         for script, calls in ((TEXT, ()), (calls_as_events(text="so: "), CALLS)):
             target = ScriptedProvider(script, capabilities=ABLE, delay_piece_s=0.01)
-            decoder = SpeculativeDecoder(calling_drafts()[index], target, SpeculativeConfig(strategy=strategy))
+            decoder = SpeculativeDecoder(
+                target=target, draft=calling_drafts()[index], config=SpeculativeConfig(strategy=strategy)
+            )
             for tools in (TOOLS, []):
                 result = await decoder.decode("q", tools=tools)
                 assert (result.content, result.tool_calls) == (TEXT if isinstance(script, str) else "so: ", calls)
@@ -341,7 +345,7 @@ def test_a_draft_that_calls_never_causes_a_call_by_any_strategy(strategy: Any, b
             target.capabilities = Capabilities(
                 continue_prefix=True, prediction=True, token_endpoint=target if by_ids else None
             )
-            decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
+            decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=strategy))
             result = await decoder.decode("q", temperature=0.0)
             assert (result.content, result.tool_calls) == (TEXT, ())
             assert result.finish_reason == "stop"
@@ -355,7 +359,7 @@ def test_auto_is_plain_with_tools_however_well_it_knows_the_pair() -> None:
     async def check() -> None:
         long = " ".join(f"word{i}" for i in range(400))
         target = SimulatedTarget(long, token_s=0.02, first_token_s=0.1, by_ids=True)
-        decoder = SpeculativeDecoder(ReferenceDraft(long), target)
+        decoder = SpeculativeDecoder(target=target, draft=ReferenceDraft(long))
         used = [(await decoder.decode("q", temperature=0.0)).strategy for _ in range(12)]
         assert {"race", "probe"} & set(used[-4:])
         for _ in range(3):
@@ -373,7 +377,9 @@ def test_the_draft_of_a_request_with_tools_gets_none() -> None:
     async def check() -> None:
         draft = ScriptedProvider("maybe")
         target = ScriptedProvider(calls_as_events(), capabilities=ABLE)
-        decoder = SpeculativeDecoder(ProviderDraft(draft), target, SpeculativeConfig(strategy="regenerate"))
+        decoder = SpeculativeDecoder(
+            target=target, draft=ProviderDraft(draft), config=SpeculativeConfig(strategy="regenerate")
+        )
         await decoder.decode("q", tools=TOOLS, tool_choice="required")
         assert [(request.tools, request.tool_choice) for request in draft.requests] == [((), None)]
         assert [len(request.tools) for request in target.requests] == [len(TOOLS)]
@@ -415,7 +421,9 @@ def test_a_call_that_nobody_offered_comes_once_out_of_a_race(draft_s: float) -> 
         for num_streams in (1, 2, 4, 12):
             target = CallsUnasked(TEXT, token_s=0.01, first_token_s=0.02)
             config = SpeculativeConfig(strategy="race", max_concurrent_streams=num_streams)
-            result = await SpeculativeDecoder(Writing(TEXT), target, config).decode("q", temperature=0.0)
+            result = await SpeculativeDecoder(target=target, draft=Writing(TEXT), config=config).decode(
+                "q", temperature=0.0
+            )
             assert result.tool_calls == CALLS[:1]
             assert result.content == TEXT[: TEXT.index(" word7")]
             assert result.finish_reason == "tool_calls"
@@ -450,9 +458,9 @@ def test_any_calls_survive(
     target = ScriptedProvider(events, capabilities=ABLE, fail_at=failures)
 
     async def check() -> None:
-        decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=NO_WAIT))
+        decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(retry=NO_WAIT))
         once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
-        outer = SpeculativeDecoder(Calling(), decoder, once) if nested else decoder
+        outer = SpeculativeDecoder(target=decoder, draft=Calling(), config=once) if nested else decoder
         if fail_at is None or fail_at >= len(events):
             answer = await outer.complete(ChatRequest.create("q", tools=TOOLS))
             assert answer.message == ChatMessage("assistant", None, tool_calls=tuple(calls))

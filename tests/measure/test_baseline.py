@@ -255,7 +255,9 @@ def test_a_decoder_measures_how_long_its_consumer_takes() -> None:
 
     async def race() -> list[SpeculativeResult]:
         target = SimulatedTarget(TEXT, first_token_s=0.1, token_s=0.05)
-        decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 1.0, 1), target, SpeculativeConfig(strategy="race"))
+        decoder = SpeculativeDecoder(
+            target=target, draft=SimulatedDraft(TEXT, 1.0, 1), config=SpeculativeConfig(strategy="race")
+        )
         results: list[SpeculativeResult] = []
         for _ in range(6):
             async with decoder.stream("q", temperature=0.0) as events:
@@ -277,7 +279,9 @@ def test_an_answer_in_this_process_has_plain_steps_to_compare_with() -> None:
 
     async def run(every: int) -> list[SpeculativeResult]:
         decoder = SpeculativeDecoder(
-            ReferenceDraft(text), target, SpeculativeConfig(lookahead=Fixed(3), baseline_every=every)
+            target=target,
+            draft=ReferenceDraft(text),
+            config=SpeculativeConfig(lookahead=Fixed(3), baseline_every=every),
         )
         return [await decoder.decode("x", max_tokens=200) for _ in range(2)]
 
@@ -301,10 +305,12 @@ def test_the_speedup_is_that_of_an_outside_clock(strategy: str) -> None:
         target.capabilities = replace(target.capabilities, prediction=True)
         clock = asyncio.get_running_loop().time
         started = clock()
-        await SpeculativeDecoder(None, target).decode("tell")
+        await SpeculativeDecoder(target=target, draft=None).decode("tell")
         plain_s = clock() - started
         draft = SimulatedDraft(TEXT, 0.97, 1, first_token_s=0.2, token_s=0.001)
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=cast("StrategyName", strategy)))
+        decoder = SpeculativeDecoder(
+            target=target, draft=draft, config=SpeculativeConfig(strategy=cast("StrategyName", strategy))
+        )
         for index in range(30):
             started = clock()
             result = await decoder.decode("tell")
@@ -321,7 +327,7 @@ def test_the_speedup_is_that_of_an_outside_clock(strategy: str) -> None:
 
 async def test_statistics_run_over_requests() -> None:
     """They add up results, can be written as JSON, and begin anew."""
-    decoder = SpeculativeDecoder(ReferenceDraft(TEXT), LocalProvider(TableModel(TEXT, order=9)))
+    decoder = SpeculativeDecoder(target=LocalProvider(TableModel(TEXT, order=9)), draft=ReferenceDraft(TEXT))
     results = [await decoder.decode("x", max_tokens=60) for _ in range(3)]
     stats = decoder.stats
     assert stats.num_requests == 3

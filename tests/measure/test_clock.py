@@ -58,4 +58,4 @@ def make_calls() -> dict[str, Callable[[SpeculativeDecoder], Coroutine[Any, Any,
 def test_one_sentence_without_a_loop_of_asyncio(target: Any, draft: Any, call: str) -> None:
     """As under trio, which runs coroutines as well."""
     with pytest.raises(RuntimeError, match="llm_spec runs on asyncio, and no event loop of asyncio runs here; call it"):
-        make_calls()[call](SpeculativeDecoder(draft, target)).send(None)
+        make_calls()[call](SpeculativeDecoder(target=target, draft=draft)).send(None)

@@ -122,7 +122,7 @@ def test_a_target_that_ignores_max_tokens_is_cut(config: dict[str, Any]) -> None
     options: dict[str, Any] = {} if config else {"max_tokens": 5}
 
     async def check() -> None:
-        decoder = SpeculativeDecoder(None, target, SpeculativeConfig(**config))
+        decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(**config))
         result = await decoder.decode("go", **options)
         assert result.content == "word0 word1 word2 word3 word4"
         assert (result.finish_reason, result.stopped_by) == ("length", "max_total_tokens" if config else "max_tokens")
@@ -134,7 +134,7 @@ def test_a_target_that_ignores_max_tokens_is_cut(config: dict[str, Any]) -> None
 def test_a_whole_answer_is_cut_as_a_stream_is() -> None:
     words = [TextDelta(f"{' ' if i else ''}word{i}") for i in range(400)]
     target = ScriptedProvider([*words, Finish("stop")], capabilities=Capabilities(whole_answers=True))
-    pair = SpeculativeDecoder(None, target, SpeculativeConfig(stream_always=False))
+    pair = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(stream_always=False))
     result = run_virtual(pair.decode("go", max_tokens=2))
     assert (result.content, result.finish_reason, result.stopped_by) == ("word0 word1", "length", "max_tokens")
 

@@ -53,7 +53,9 @@ def test_an_answer_ends_at_its_deadline_however_slow_its_consumer(strategy: Any,
     config = SpeculativeConfig(strategy=strategy, **options)
 
     async def check() -> None:
-        decoder = SpeculativeDecoder(None if strategy == "plain" else ReferenceDraft(WORDS), target, config)
+        decoder = SpeculativeDecoder(
+            target=target, draft=None if strategy == "plain" else ReferenceDraft(WORDS), config=config
+        )
         before = asyncio.all_tasks()
         asking = asyncio.create_task(result_of(decoder, pause_s))
         await asyncio.sleep(2.04)
@@ -79,7 +81,7 @@ def test_pieces_that_wait_are_not_emitted_after_the_deadline() -> None:
             for event in self._make_answer_events(WORDS, request):
                 yield event
 
-    decoder = SpeculativeDecoder(None, Instant(""), SpeculativeConfig(deadline_s=1.0))
+    decoder = SpeculativeDecoder(target=Instant(""), draft=None, config=SpeculativeConfig(deadline_s=1.0))
     result = run_virtual(result_of(decoder, 0.3))
     assert (len(split_into_pieces(result.content)), result.stopped_by) == (4, "deadline")
     assert result.timings.total_s == pytest.approx(1.2)
@@ -91,7 +93,7 @@ async def test_the_thread_of_a_local_model_ends_while_the_consumer_sleeps() -> N
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualClockEventLoop)
     model = TableModel(WORDS, forward_s=1000.0, order=12, sleep=loop.sleep_in_thread)
-    decoder = SpeculativeDecoder(None, LocalProvider(model), SpeculativeConfig(deadline_s=9500.0))
+    decoder = SpeculativeDecoder(target=LocalProvider(model), draft=None, config=SpeculativeConfig(deadline_s=9500.0))
     async with decoder.stream("q") as events:
         await anext(events)
         await asyncio.sleep(20_000.0)
@@ -114,7 +116,9 @@ def test_an_answer_that_is_complete_is_not_ended_by_the_deadline() -> None:
             finally:
                 await asyncio.sleep(5.0)
 
-    decoder = SpeculativeDecoder(None, SlowToClose("one two", delay_piece_s=0.4), SpeculativeConfig(deadline_s=1.0))
+    decoder = SpeculativeDecoder(
+        target=SlowToClose("one two", delay_piece_s=0.4), draft=None, config=SpeculativeConfig(deadline_s=1.0)
+    )
     result = run_virtual(decoder.decode("q"))
     assert (result.content, result.finish_reason, result.stopped_by) == ("one two", "stop", None)
 
@@ -134,13 +138,15 @@ def test_an_answer_goes_on_from_what_the_consumer_got(breaks: list[int], pause_s
 
     target = Breaking(WORDS, capabilities=Capabilities(continue_prefix=True), delay_piece_s=0.1)
     config = SpeculativeConfig(deadline_s=1000.0, retry=RetryPolicy(max_attempts=9, first_wait_s=0.0))
-    assert run_virtual(result_of(SpeculativeDecoder(None, target, config), pause_s)).content == WORDS
+    assert (
+        run_virtual(result_of(SpeculativeDecoder(target=target, draft=None, config=config), pause_s)).content == WORDS
+    )
 
 
 def test_attempts_before_the_deadline_are_in_the_result() -> None:
     """Also where nothing came of them."""
     target = ScriptedProvider(WORDS, fail_at={0: TransientError("not now", retry_after_s=50.0)})
-    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(deadline_s=2.0))
+    decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(deadline_s=2.0))
 
     async def events() -> list[Any]:
         async with decoder.stream("q", rounds=True) as events:
@@ -156,7 +162,7 @@ def test_attempts_before_the_deadline_are_in_the_result() -> None:
 def test_cancelling_and_leaving_end_the_work_at_once(at_s: float) -> None:
     """Also with a deadline, which is far away; the consumer's own exception stays what it is."""
     target = ScriptedProvider(WORDS, delay_piece_s=0.1)
-    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(deadline_s=100.0))
+    decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(deadline_s=100.0))
 
     async def leave(decoder: SpeculativeDecoder, at_s: float, error: BaseException) -> None:
         async with decoder.stream("q") as events:

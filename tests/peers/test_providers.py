@@ -216,7 +216,9 @@ async def test_a_real_pair(llama_drafting: Peer, vllm: Peer) -> None:
     """A draft on one server is accepted in part by a target on another, and changes nothing in its text."""
     config = SpeculativeConfig(strategy="regenerate")
     async with aclosing(llama_drafting.open()) as draft, aclosing(vllm.open()) as target:
-        result = await SpeculativeDecoder(draft, target, config).decode(PROMPTS[0], max_tokens=48, temperature=0.0)
+        result = await SpeculativeDecoder(target=target, draft=draft, config=config).decode(
+            PROMPTS[0], max_tokens=48, temperature=0.0
+        )
         plain = await target.complete(QUESTIONS[0])
     assert result.content == plain.content
     assert result.fallbacks == ()

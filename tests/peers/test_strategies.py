@@ -83,10 +83,10 @@ async def plain_text(target: LlmProvider, index: int) -> str:
 async def answers(target: LlmProvider, draft: DraftProvider | LlmProvider, strategy: StrategyName) -> list[str]:
     """What a strategy writes for all prompts; nothing may have gone wrong on the way."""
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
-    await SpeculativeDecoder(draft, target, config).discover()
+    await SpeculativeDecoder(target=target, draft=draft, config=config).discover()
     texts = list[str]()
     for messages in PROMPTS:
-        result = await answer(SpeculativeDecoder(draft, target, config), messages)
+        result = await answer(SpeculativeDecoder(target=target, draft=draft, config=config), messages)
         texts.append(result.content)
     return texts
 
@@ -154,7 +154,7 @@ async def test_rows_that_overtake_streams_write_the_servers_own_text(
             try:
                 await discover_needs(slow_target, strategy)
                 config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4, baseline_every=0)
-                decoder = SpeculativeDecoder(draft, slow_target, config)
+                decoder = SpeculativeDecoder(target=slow_target, draft=draft, config=config)
                 decoder._planner.pair_stats = Patient()  # whether rows pay depends on the machine
                 results = [await answer(decoder, messages) for messages in PROMPTS]
             finally:
@@ -234,7 +234,9 @@ async def sampled(
     target: LlmProvider, draft: DraftProvider | None, strategy: StrategyName, num_samples: int = NUM_SAMPLES
 ) -> tuple[Counter[str], int]:
     """Texts of many sampled answers to one prompt, and how many drafted tokens were accepted."""
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, max_concurrent_streams=4))
+    decoder = SpeculativeDecoder(
+        target=target, draft=draft, config=SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
+    )
     # these answers are too short to try anything: streams have shown that there is room, and rows that they pay
     if strategy == "race":
         decoder._planner.pair_stats.streams.num_extra = 3

@@ -353,7 +353,7 @@ def _decoder(outcome: Outcome) -> SpeculativeDecoder:
         piece_s=case.draft_piece_s,
     )
     outcome.others = [other.ledger for other in others]
-    return outcome.make(draft, target, config)
+    return outcome.make(target=target, draft=draft, config=config)
 
 
 async def _ask(decoder: SpeculativeDecoder, shown: Shown, outcome: Outcome) -> None:
@@ -458,7 +458,7 @@ async def _local_answer(case: Case, shown: Shown, config: SpeculativeConfig) -> 
     )
     if not request.sampling.temperature:
         return _greedy_alone(case, alone)
-    plain = await SpeculativeDecoder(None, LocalProvider(_local_model(case))).decode(alone)
+    plain = await SpeculativeDecoder(target=LocalProvider(_local_model(case)), draft=None).decode(alone)
     num_tokens = plain.usage.output_tokens if plain.usage is not None else 0
     by_stop = plain.stopped_by == "stop_string"
     return Answer(plain.content, num_tokens, plain.finish_reason == "stop", by_stop, (plain.content.encode(),), 0.0)

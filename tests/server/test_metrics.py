@@ -72,7 +72,7 @@ async def test_times_are_told() -> None:
 async def test_times_and_tokens_are_those_of_a_client() -> None:
     """Times begin with the request, before the target is called; `answer` counts no token that was thrown away."""
     metrics = ServerMetrics()
-    result = await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
+    result = await SpeculativeDecoder(target=RuleBasedProvider(), draft=None).decode("Hi")
     usage = Usage(input_tokens=9, output_tokens=97, cancelled_output_tokens=37)
     metrics.count_answer("fast", replace(result, usage=usage), 5.0)
     text = metrics.render_prometheus_text([], cast("Any", [SimpleNamespace(name="fast")])).decode()

@@ -218,7 +218,9 @@ async def test_the_text_is_the_decoders_own(path: str) -> None:
     speculative = SpeculativeConfig(max_total_tokens=32)
     prompt = "def test_spawnl(self):"
     target, draft = open_provider("builtin:target"), open_draft("builtin:draft")
-    expected = (await SpeculativeDecoder(draft, target, speculative).decode(prompt, temperature=0.8, seed=7)).content
+    expected = (
+        await SpeculativeDecoder(target=target, draft=draft, config=speculative).decode(prompt, temperature=0.8, seed=7)
+    ).content
     await target.aclose()
     await draft.aclose()
     pair = ModelConfig(target="builtin:target", draft="builtin:draft", speculative=speculative)

@@ -277,7 +277,9 @@ async def test_what_an_answer_cites_and_shows_is_in_it(case: str) -> None:
     """As OpenAI's annotations and images, whole and streamed."""
     events, wanted = DETAILS[case]
     parsed = ParsedRequest(model="m", request=ChatRequest.create("hi"))
-    result = await SpeculativeDecoder(None, ScriptedProvider([*events, Finish("stop")])).decode(parsed.request)
+    result = await SpeculativeDecoder(target=ScriptedProvider([*events, Finish("stop")]), draft=None).decode(
+        parsed.request
+    )
     whole = build_responses_api_response(result, parsed, answer_id="x", model="m")
     assert [show_details(item) for item in whole["output"]] == wanted
     encoder = ResponsesStreamEncoder(parsed, answer_id="x", model="m")

@@ -126,7 +126,7 @@ async def test_an_answer_costs_what_its_tier_costs(
     config = SpeculativeConfig(prices=prices, budget=budget, stream_always=stream_always)
     async with served("/chat/completions", wire.answer) as url:
         target = open_provider(f"vllm:m@{url}")
-        result = await SpeculativeDecoder(None, target, config).decode("q")
+        result = await SpeculativeDecoder(target=target, draft=None, config=config).decode("q")
         await target.aclose()
     assert (budget.spent_cost, result.cost.target) == (spent, cost)
     assert (result.service_tier, result.to_dict()["service_tier"]) == (tier, tier)

@@ -75,7 +75,7 @@ async def time_answers(
     target = SharedMachine(draft, slowdown, first_token_s=0.1, token_s=STEP_S, row_s=row_s, by_ids=True)
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=streams, baseline_every=0)
     clock, answers = asyncio.get_running_loop().time, list[TimedAnswer]()
-    async with SpeculativeDecoder(draft, target, config) as decoder:
+    async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
         for _ in range(num_answers):
             started = clock()
             result = await decoder.decode("Go on.", temperature=0)
@@ -140,7 +140,7 @@ def test_how_long_the_draft_took_is_kept_for_the_next_answers(strategy: str, str
         draft = SimulatedDraft(WORDS, 0.9, 1, first_token_s=0.3, token_s=DRAFT_S)
         target = SimulatedTarget(WORDS, first_token_s=0.1, token_s=STEP_S, row_s=0.0, by_ids=True)
         config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=streams, baseline_every=0)
-        async with SpeculativeDecoder(draft, target, config) as decoder:
+        async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
             await decoder.decode("Go on.", temperature=0)
             load = decoder._planner.pair_stats.draft_load
             assert load.first_piece_s == pytest.approx(0.3)
@@ -193,7 +193,7 @@ async def time_halted_answers(strategy: str, monkeypatch: pytest.MonkeyPatch) ->
     target = HaltedMachine(draft, 0.0, first_token_s=0.1, token_s=STEP_S, row_s=0.04, by_ids=True)
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4, baseline_every=0)
     clock, ratios = asyncio.get_running_loop().time, list[float]()
-    async with SpeculativeDecoder(draft, target, config) as decoder:
+    async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
         for _ in range(12):
             started = clock()
             result = await decoder.decode("Go on.", temperature=0)

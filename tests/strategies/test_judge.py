@@ -86,7 +86,9 @@ class Judge:
 def judged(judge: Judge, draft: Any, config: dict[str, Any] | None = None, **options: Any) -> SpeculativeResult:
     settings = SpeculativeConfig(strategy="judge", **(config or {}))
     draft = ReferenceDraft(draft) if isinstance(draft, str) else draft
-    return run_virtual(SpeculativeDecoder(draft, judge.provider, settings).decode("What do you know?", **options))
+    return run_virtual(
+        SpeculativeDecoder(target=judge.provider, draft=draft, config=settings).decode("What do you know?", **options)
+    )
 
 
 def test_a_right_draft_is_approved_by_one_short_answer() -> None:
@@ -123,7 +125,7 @@ def test_judging_ends_when_it_falls_behind_the_target_alone() -> None:
         judge = Judge(delay_first_s=0.1, delay_piece_s=0.01, **ALONE)
         draft = SimulatedDraft(wrong, 1.0, 0, token_s=0.2)
         config = SpeculativeConfig(strategy="judge", judge=JudgeConfig(min_accepted=0.0))
-        decoder = SpeculativeDecoder(draft, judge.provider, config)
+        decoder = SpeculativeDecoder(target=judge.provider, draft=draft, config=config)
         results: list[SpeculativeResult] = []
         num_questions: list[int] = []
         for _ in range(3):
@@ -144,7 +146,9 @@ def test_judging_ends_when_it_falls_behind_the_target_alone() -> None:
 def test_the_targets_own_time_is_that_of_its_tokens() -> None:
     """Not that of the pieces in which approved text is counted: here a token is seven characters."""
     judge = Judge(delay_first_s=0.1, delay_piece_s=0.01, **ALONE)
-    decoder = SpeculativeDecoder(ReferenceDraft(TRUE), judge.provider, SpeculativeConfig(strategy="judge"))
+    decoder = SpeculativeDecoder(
+        target=judge.provider, draft=ReferenceDraft(TRUE), config=SpeculativeConfig(strategy="judge")
+    )
 
     async def run() -> list[SpeculativeResult]:
         return [await decoder.decode("What do you know?") for _ in range(3)]
@@ -453,7 +457,7 @@ def test_what_cannot_be_judged(field: str) -> None:
 def test_it_wants_a_draft_and_is_never_chosen_for_you() -> None:
     with pytest.raises(UnsupportedError, match="no draft"):
         judged(Judge(), None)
-    result = run_virtual(SpeculativeDecoder(ReferenceDraft(TRUE), Judge().provider).decode("q"))
+    result = run_virtual(SpeculativeDecoder(target=Judge().provider, draft=ReferenceDraft(TRUE)).decode("q"))
     assert result.strategy == "plain"
 
 

@@ -99,7 +99,7 @@ def test_no_turn_of_the_loop_is_long(strategy: Any, draft: str, counted: Counted
     """Counted in pieces of text that are cut, indexed or counted between two turns; with a budget, which counts too."""
     config = SpeculativeConfig(strategy=strategy, budget=Budget(max_tokens=10**9))
     drafter: DraftProvider = DRAFTS[draft]()
-    decoder = SpeculativeDecoder(drafter, target_of(strategy), config)
+    decoder = SpeculativeDecoder(target=target_of(strategy), draft=drafter, config=config)
     result = run_virtual(decoder.decode(ChatRequest.create(CONVERSATION, temperature=0)))
     assert result.content == ANSWER
     assert counted.most_in_turn <= MAX_IN_TURN
@@ -109,7 +109,9 @@ def test_no_turn_of_the_loop_is_long(strategy: Any, draft: str, counted: Counted
 @pytest.mark.parametrize("strategy", ["race", "probe", "judge"])
 def test_a_conversation_is_indexed_once(strategy: Any, draft: str, counted: Counted) -> None:
     """However often a draft begins anew; of the answer a few pieces each time."""
-    decoder = SpeculativeDecoder(DRAFTS[draft](), target_of(strategy), SpeculativeConfig(strategy=strategy))
+    decoder = SpeculativeDecoder(
+        target=target_of(strategy), draft=DRAFTS[draft](), config=SpeculativeConfig(strategy=strategy)
+    )
     result = run_virtual(decoder.decode(ChatRequest.create(CONVERSATION, temperature=0)))
     assert result.content == ANSWER
     assert counted.num_indexed <= NUM_WORDS + 20 * 140
@@ -121,6 +123,6 @@ def test_realigning_a_draft_that_writes_once_reads_each_piece_once(num_pieces: i
     answer = " ".join(f"other{n}" for n in range(100))
     draft = ProviderDraft(ScriptedProvider(" ".join(f"word{n}" for n in range(num_pieces)), delay_piece_s=0.001))
     target = ScriptedProvider(answer, capabilities=Capabilities(continue_prefix=True), delay_piece_s=0.05)
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="race"))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="race"))
     assert run_virtual(decoder.decode("go", temperature=0)).content == answer
     assert num_pieces <= counted.num_indexed <= 2 * num_pieces + 10

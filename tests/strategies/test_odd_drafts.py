@@ -61,7 +61,7 @@ def target_of(strategy: str) -> LlmProvider:
 
 def decode(strategy: Any, draft: Any, **config: Any) -> SpeculativeResult:
     settings = SpeculativeConfig(strategy=strategy, draft_timeout_s=PATIENCE_S, **config)
-    decoder = SpeculativeDecoder(draft, target_of(strategy), settings)
+    decoder = SpeculativeDecoder(target=target_of(strategy), draft=draft, config=settings)
     return run_virtual(decoder.decode("go", temperature=0))
 
 
@@ -134,7 +134,7 @@ def test_the_wait_for_a_draft_is_bounded(strategy: str, write: Any) -> None:
 def test_a_draft_that_is_always_late_is_left_alone(strategy: Any, write: Any) -> None:
     """Also one that is never silent for long: each of its answers cost a target all of its patience."""
     config = SpeculativeConfig(strategy=strategy, draft_timeout_s=PATIENCE_S, baseline_every=0)
-    decoder = SpeculativeDecoder(Draft(write), target_of(strategy), config)
+    decoder = SpeculativeDecoder(target=target_of(strategy), draft=Draft(write), config=config)
 
     async def check() -> None:
         for _ in range(5):
@@ -156,7 +156,7 @@ def test_a_draft_that_writes_long_is_not_left_alone() -> None:
             await asyncio.sleep(0.2)
             yield DraftPiece(word + " ")
 
-    decoder = SpeculativeDecoder(Draft(slowly), target_of("race"), config)
+    decoder = SpeculativeDecoder(target=target_of("race"), draft=Draft(slowly), config=config)
 
     async def check() -> None:
         for _ in range(6):
@@ -184,7 +184,9 @@ def test_what_a_late_draft_wrote_is_used() -> None:
     """One word of it, by the time that its patience ends, goes along as the prediction."""
     target = target_of("predict")
     config = SpeculativeConfig(strategy="predict", draft_timeout_s=PATIENCE_S)
-    result = run_virtual(SpeculativeDecoder(Draft(trickling), target, config).decode("go", temperature=0))
+    result = run_virtual(
+        SpeculativeDecoder(target=target, draft=Draft(trickling), config=config).decode("go", temperature=0)
+    )
     assert isinstance(target, ScriptedProvider)
     assert target.requests[0].prediction == "word0 "
     assert result.fallbacks == ("late: the draft took longer than 30 s",)

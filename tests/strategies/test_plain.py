@@ -69,7 +69,7 @@ class Target(ScriptedProvider):
 
 
 def decoder_of(target: Target, draft: Any = None, **options: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(**(AT_ONCE | options)))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(**(AT_ONCE | options)))
 
 
 async def test_the_same_result_as_of_a_stream() -> None:
@@ -120,7 +120,7 @@ async def test_a_stream_where_a_target_has_nothing_else() -> None:
     target.capabilities = Capabilities()
     assert (await decoder_of(target).decode("q")).content == TEXT
     assert (target.num_whole, target.num_streams) == (0, 1)
-    assert not SpeculativeDecoder(None, Target()).capabilities.whole_answers
+    assert not SpeculativeDecoder(target=Target(), draft=None).capabilities.whole_answers
 
 
 async def test_who_wants_a_stream_gets_one() -> None:
@@ -206,8 +206,8 @@ async def test_a_local_model_answers_as_ever() -> None:
     """It has no call to save."""
     pytest.importorskip("onnxruntime")
     async with (
-        SpeculativeDecoder(None, "builtin:draft", SpeculativeConfig(stream_always=False)) as one,
-        SpeculativeDecoder(None, "builtin:draft") as other,
+        SpeculativeDecoder(target="builtin:draft", draft=None, config=SpeculativeConfig(stream_always=False)) as one,
+        SpeculativeDecoder(target="builtin:draft", draft=None) as other,
     ):
         at_once = await one.decode("def area(", max_tokens=8)
         assert at_once.content == (await other.decode("def area(", max_tokens=8)).content

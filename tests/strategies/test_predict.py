@@ -39,7 +39,9 @@ def target_of(usage: Usage | None = None, **options: Any) -> ScriptedProvider:
 
 async def decode(draft: Any, target: Any, config: dict[str, Any] | None = None, **options: Any) -> SpeculativeResult:
     config = {"strategy": "predict", "prices": {"t": DEAR}, **(config or {})}
-    return await SpeculativeDecoder(draft, target, SpeculativeConfig(**config)).decode("q", **options)
+    return await SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(**config)).decode(
+        "q", **options
+    )
 
 
 def predicted(*arguments: Any, **options: Any) -> SpeculativeResult:

@@ -53,7 +53,7 @@ async def test_a_prediction_drafts_for_a_model_in_this_process(draft: DraftProvi
     provider = LocalProvider(TableModel(TEXT, order=64))
     plain = await provider.complete(ask())
     assert plain.content == TEXT
-    decoder = SpeculativeDecoder(draft, provider, SpeculativeConfig(lookahead=Fixed(8)))
+    decoder = SpeculativeDecoder(target=provider, draft=draft, config=SpeculativeConfig(lookahead=Fixed(8)))
     result = await decoder.decode(ask(prediction=edit(TEXT, num_edits, seed=num_edits)))
     assert (result.content, result.finish_reason) == (TEXT, plain.finish_reason)
     assert result.strategy == "tokens"
@@ -73,7 +73,9 @@ async def test_a_prediction_that_is_wrong_is_given_up() -> None:
     """Another text: hardly any of it is drafted after the first rounds."""
     provider = LocalProvider(TableModel(TEXT, order=64))
     wrong = "@|~" * 300
-    result = await SpeculativeDecoder(None, provider, SpeculativeConfig()).decode(ask(prediction=wrong))
+    result = await SpeculativeDecoder(target=provider, draft=None, config=SpeculativeConfig()).decode(
+        ask(prediction=wrong)
+    )
     assert result.content == TEXT
     assert result.stats.num_draft_tokens < 100
 
@@ -81,12 +83,14 @@ async def test_a_prediction_that_is_wrong_is_given_up() -> None:
 async def test_without_a_prediction_nothing_changes() -> None:
     """No draft: plain, and a target that takes predictions itself is given them."""
     provider = LocalProvider(TableModel(TEXT, order=64))
-    result = await SpeculativeDecoder(None, provider).decode(ask())
+    result = await SpeculativeDecoder(target=provider, draft=None).decode(ask())
     assert (result.strategy, result.plain_reason, result.draft) == ("plain", "no_draft", None)
-    drafted = await SpeculativeDecoder(PromptLookup(), provider).decode(TEXT)
+    drafted = await SpeculativeDecoder(target=provider, draft=PromptLookup()).decode(TEXT)
     assert drafted.usage is not None
     assert drafted.usage.accepted_prediction_tokens == drafted.usage.rejected_prediction_tokens == 0
-    result = await SpeculativeDecoder(None, provider, SpeculativeConfig(strategy="plain")).decode(ask(prediction=TEXT))
+    result = await SpeculativeDecoder(target=provider, draft=None, config=SpeculativeConfig(strategy="plain")).decode(
+        ask(prediction=TEXT)
+    )
     assert (result.strategy, result.plain_reason, result.draft) == ("plain", "configured", None)
 
 
@@ -101,7 +105,9 @@ def test_a_prediction_drafts_for_a_server(strategy: str) -> None:
         started_s = now()
         plain = await complete_from_stream(target, ChatRequest.create("Edit it."))
         plain_s, started_s = now() - started_s, now()
-        decoder = SpeculativeDecoder(None, target, SpeculativeConfig(strategy=strategy, baseline_every=0))
+        decoder = SpeculativeDecoder(
+            target=target, draft=None, config=SpeculativeConfig(strategy=strategy, baseline_every=0)
+        )
         result = await decoder.decode(ChatRequest.create("Edit it.", prediction=predicted))
         assert result.content == plain.content == words
         assert (result.strategy, result.draft) == (strategy, "prediction")

@@ -30,7 +30,7 @@ ANSWER = " ".join(f"word{i}" for i in range(20))  # 20 pieces of text
 
 
 def regenerate(draft: LlmProvider | DraftProvider, target: LlmProvider, **config: Any) -> SpeculativeResult:
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate", **config))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="regenerate", **config))
     return run_virtual(decoder.decode("tell"))
 
 
@@ -112,7 +112,7 @@ def test_the_request_reaches_the_target_unchanged() -> None:
     target = ScriptedProvider(ANSWER)
     regenerate(ReferenceDraft("x"), target)
     plain = ScriptedProvider(ANSWER)
-    run_virtual(SpeculativeDecoder(None, plain).decode("tell"))
+    run_virtual(SpeculativeDecoder(target=plain, draft=None).decode("tell"))
     assert target.requests == plain.requests
 
 
@@ -173,7 +173,7 @@ def test_what_a_request_waited_before_counts_for_its_deadline() -> None:
     limit = ConcurrencyLimit(2)
     config = SpeculativeConfig(strategy="regenerate", deadline_s=2.0, limit=limit)
     draft, target = ScriptedProvider(ANSWER, delay_piece_s=1000.0), ScriptedProvider(ANSWER, stopped_by="eos")
-    decoder = SpeculativeDecoder(draft, target, config)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
 
     async def check() -> SpeculativeResult:
         async with limit.hold_place(), limit.hold_place():
@@ -202,7 +202,7 @@ def test_leaving_early_leaves_the_draft() -> None:
     """Neither draft nor target goes on after the caller has gone."""
     draft = ScriptedProvider(ANSWER, delay_piece_s=1.0)
     target = ScriptedProvider(ANSWER, delay_piece_s=1.0)
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate"))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="regenerate"))
 
     async def leave() -> None:
         async with decoder.stream("tell") as events:
@@ -217,7 +217,7 @@ def test_cancelling_leaves_the_draft() -> None:
     """Cancellation reaches both and stays cancellation."""
     draft = ScriptedProvider(ANSWER, delay_piece_s=1.0)
     target = ScriptedProvider(ANSWER, delay_piece_s=1.0)
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate"))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="regenerate"))
 
     async def cancel() -> None:
         task = asyncio.create_task(decoder.decode("tell"))
@@ -255,7 +255,7 @@ async def test_a_local_target_can_be_measured_too() -> None:
     """With a local target the text is its plain text and the rounds are the comparison's."""
     model = TableModel("one two three four", order=16)
     config = SpeculativeConfig(strategy="regenerate", lookahead=Fixed(2))
-    decoder = SpeculativeDecoder(ReferenceDraft("one two three four"), LocalProvider(model), config)
+    decoder = SpeculativeDecoder(target=LocalProvider(model), draft=ReferenceDraft("one two three four"), config=config)
     result = await decoder.decode("tell")
     assert result.content == "one two three four"
     assert counts(list(result.rounds)) == [(4, 4, 4)]

@@ -68,7 +68,7 @@ async def test_a_strategy_of_ones_own_is_used_by_its_name(monkeypatch: pytest.Mo
     else:
         install(monkeypatch, mine=f"{__name__}:MINE")
     config = SpeculativeConfig(strategy="mine", baseline_every=0)
-    decoder = SpeculativeDecoder(ReferenceDraft("no"), ScriptedProvider("an answer"), config)
+    decoder = SpeculativeDecoder(target=ScriptedProvider("an answer"), draft=ReferenceDraft("no"), config=config)
     result = await decoder.decode("tell")
     assert (result.content, result.strategy, result.guarantee, result.same_text) == ("an answer", "mine", "exact", True)
     with pytest.raises(UnsupportedError, match="strategy 'mine' cannot be used: the request sets max_tokens"):
@@ -81,7 +81,7 @@ async def test_a_strategy_of_ones_own_is_used_by_its_name(monkeypatch: pytest.Mo
 async def test_auto_takes_those_that_say_so(is_auto: bool, expected: str) -> None:
     """Once the target's own speed is known."""
     register_strategy(replace(MINE, auto=is_auto))
-    decoder = SpeculativeDecoder(ReferenceDraft("no"), ScriptedProvider("an answer of a few words"))
+    decoder = SpeculativeDecoder(target=ScriptedProvider("an answer of a few words"), draft=ReferenceDraft("no"))
     used = [(await decoder.decode("tell")).strategy for _ in range(3)]
     assert used[0] == "plain"
     assert used[-1] == expected
@@ -107,7 +107,7 @@ def test_a_wrong_entry_point_is_an_error_when_it_is_asked_for(
     for ask in (
         partial(find_strategy, name),
         partial(SpeculativeConfig, strategy=name),
-        partial(SpeculativeDecoder, ReferenceDraft("x"), ScriptedProvider("x"), config),
+        partial(SpeculativeDecoder, target=ScriptedProvider("x"), draft=ReferenceDraft("x"), config=config),
     ):
         with pytest.raises(ConfigError) as caught:
             ask()

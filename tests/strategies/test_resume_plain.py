@@ -270,7 +270,11 @@ def test_what_is_promised_is_what_the_target_could_do_at_the_beginning() -> None
     for by_ids in (False, True):
         target = Changing(ANSWER, by_ids=by_ids)
         config = SpeculativeConfig(strategy="race")
-        result = run_virtual(SpeculativeDecoder(ReferenceDraft(ANSWER), target, config).decode("tell", temperature=0.0))
+        result = run_virtual(
+            SpeculativeDecoder(target=target, draft=ReferenceDraft(ANSWER), config=config).decode(
+                "tell", temperature=0.0
+            )
+        )
         assert (target.capabilities.token_endpoint is None) == by_ids
         assert (result.content, result.guarantee) == (ANSWER, "exact" if by_ids else "exact-text")
 

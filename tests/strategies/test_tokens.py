@@ -212,7 +212,7 @@ async def decode(
         strategy="tokens", lookahead=lookahead or Fixed(4), draft_timeout_s=timeout_s, acceptance=acceptance
     )
     model = target or TableModel(STORY, order=16)
-    decoder = SpeculativeDecoder(draft, LocalProvider(model), config)
+    decoder = SpeculativeDecoder(target=LocalProvider(model), draft=draft, config=config)
     result = await decoder.decode("tell", **options)
     assert model.num_open == 0
     return result
@@ -247,7 +247,9 @@ class DearDrafts:
 async def test_a_request_begins_with_the_costs_of_earlier_ones(before: LookaheadPolicy, num_drafted: int) -> None:
     """A draft that was dear is given one token to show itself; the text is the same."""
     config = SpeculativeConfig(strategy="tokens", lookahead=before, baseline_every=0)
-    first = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(TableModel(STORY, order=16)), config)
+    first = SpeculativeDecoder(
+        target=LocalProvider(TableModel(STORY, order=16)), draft=ReferenceDraft(STORY), config=config
+    )
     await first.decode("tell")
     later = await first.with_config(replace(config, lookahead=CostAware())).decode("tell")
     assert (later.content, later.rounds[0].num_draft_tokens) == (STORY, num_drafted)
@@ -265,7 +267,9 @@ async def test_the_first_request_begins_with_the_costs_that_the_target_has_measu
 ) -> None:
     """What verifying costs is then not found out at the expense of an answer."""
     config = SpeculativeConfig(strategy="tokens", baseline_every=0)
-    decoder = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(model(STORY, order=16)), config)
+    decoder = SpeculativeDecoder(
+        target=LocalProvider(model(STORY, order=16)), draft=ReferenceDraft(STORY), config=config
+    )
     result = await decoder.decode("tell")
     assert (result.content, result.rounds[0].num_draft_tokens > 0) == (STORY, is_drafted)
 
@@ -374,7 +378,9 @@ async def test_a_draft_that_cannot_say_whether_it_can_draft(strategy: Any) -> No
             raise LookupError("no idea")
 
     config = SpeculativeConfig(strategy=strategy)
-    decoder = SpeculativeDecoder(Undecided(truth), LocalProvider(TableModel(STORY, order=16)), config)
+    decoder = SpeculativeDecoder(
+        target=LocalProvider(TableModel(STORY, order=16)), draft=Undecided(truth), config=config
+    )
     if strategy == "auto":
         assert (await decoder.decode("tell")).content == STORY
     else:
@@ -396,7 +402,9 @@ async def test_a_failing_draft_is_told_where_it_failed(failure: str) -> None:
     That round still verifies what was drafted before the failure.
     """
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
-    decoder = SpeculativeDecoder(FAILURES[failure](), LocalProvider(TableModel(STORY, order=16)), config)
+    decoder = SpeculativeDecoder(
+        target=LocalProvider(TableModel(STORY, order=16)), draft=FAILURES[failure](), config=config
+    )
     async with decoder.stream("tell", rounds=True) as events:
         seen = [event async for event in events]
     at = [index for index, event in enumerate(seen) if isinstance(event, Fallback)]
@@ -522,13 +530,13 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
         assert "table:target" in reason
         assert "\n" not in reason
     else:  # the same tokenizer, padded differently (vLLM #10913): serving or refusing are both right, failing is not
-        result = await SpeculativeDecoder(draft, target, config).decode("abc", max_tokens=5)
+        result = await SpeculativeDecoder(target=target, draft=draft, config=config).decode("abc", max_tokens=5)
         assert result.fallbacks == ()
 
 
 async def test_a_target_that_verifies_no_token_faster_than_it_writes_one_is_left_alone() -> None:
     """It reads one token a pass: a draft could only cost; and the result says why nothing was drafted."""
     target = LocalProvider(TableModel(max_width=1))
-    result = await SpeculativeDecoder(RandomDraft(0), target).decode("p", max_tokens=8)
+    result = await SpeculativeDecoder(target=target, draft=RandomDraft(0)).decode("p", max_tokens=8)
     assert (result.strategy, result.stats.num_draft_tokens) == ("plain", 0)
     assert result.plain_detail == "target table:model verifies no token faster than it writes one"

@@ -36,7 +36,7 @@ class Failing(ScriptedProvider):
 
 
 def plainly(target: Any, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(None, target, SpeculativeConfig(**config))
+    return SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(**config))
 
 
 CONTINUES = Capabilities(continue_prefix=True)

@@ -40,7 +40,9 @@ async def opened(server: MessageServer, *, taught_by: Sequence[str] = ("one",)) 
         try:
             for feature in ("token_endpoint", "token_scorer"):
                 await target.discover(feature)
-            learner = SpeculativeDecoder(ReferenceDraft("nothing"), target, SpeculativeConfig(strategy="race"))
+            learner = SpeculativeDecoder(
+                target=target, draft=ReferenceDraft("nothing"), config=SpeculativeConfig(strategy="race")
+            )
             for question in taught_by:
                 await learner.decode(ask(question))
             yield target
@@ -54,7 +56,7 @@ async def answer(target: HttpProvider, strategy: str, draft: DraftProvider, requ
 
 async def answer_plain(target: HttpProvider, request: ChatRequest) -> SpeculativeResult:
     config = SpeculativeConfig(strategy="plain", stream_always=True)
-    return await SpeculativeDecoder(None, target, config).decode(request)
+    return await SpeculativeDecoder(target=target, draft=None, config=config).decode(request)
 
 
 def learn_worth(decoder: SpeculativeDecoder, value_ratio: float) -> None:
@@ -65,6 +67,6 @@ def learn_worth(decoder: SpeculativeDecoder, value_ratio: float) -> None:
 
 
 def speculate(target: HttpProvider, strategy: str, draft: DraftProvider) -> SpeculativeDecoder:
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=strategy))
     decoder._planner.pair_stats = Patient()
     return decoder

@@ -352,7 +352,7 @@ class Patient(PairStats):
 
 
 def probing(draft: DraftProvider | None, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="probe", **options))
+    return SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy="probe", **options))
 
 
 def patient(draft: DraftProvider | None, target: LlmProvider, **options: Any) -> SpeculativeDecoder:

@@ -155,7 +155,7 @@ async def read(decoder: SpeculativeDecoder, request: ChatRequest, into: Reading 
 def racing(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
     """A decoder that knows that its target has room for many streams."""
     config = SpeculativeConfig(**({"strategy": "race", "baseline_every": 0} | options))
-    decoder = SpeculativeDecoder(draft, target, config)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
     decoder._planner.pair_stats.streams.num_extra = 64
     return decoder
 

@@ -69,7 +69,7 @@ def remote(url: str, **fields: Any) -> ModelConfig:
 
 async def discover_features(model: ModelConfig) -> None:
     """Try what the model's server can do, for all of this process: answers before that is known are plain."""
-    async with SpeculativeDecoder("lookup", model.target, model.speculative) as decoder:
+    async with SpeculativeDecoder(target=model.target, draft="lookup", config=model.speculative) as decoder:
         await decoder.discover()
 
 

@@ -335,7 +335,7 @@ def test_a_decoder_passes() -> None:
     def num_open(_: SpeculativeDecoder) -> int:
         return draft.num_open + target.num_open
 
-    run_virtual(check_provider_conformance(lambda: SpeculativeDecoder(draft, target), num_open=num_open))
+    run_virtual(check_provider_conformance(lambda: SpeculativeDecoder(target=target, draft=draft), num_open=num_open))
 
 
 @pytest.mark.parametrize(

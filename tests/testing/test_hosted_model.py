@@ -31,7 +31,9 @@ def test_a_hosted_model_remembers_what_it_has_read() -> None:
 def test_a_hosted_model_counts_predictions() -> None:
     model = SimulatedHostedModel("a b c d")
     result = run_virtual(
-        SpeculativeDecoder(ReferenceDraft("a b x d e"), model, SpeculativeConfig(strategy="predict")).decode("q")
+        SpeculativeDecoder(
+            target=model, draft=ReferenceDraft("a b x d e"), config=SpeculativeConfig(strategy="predict")
+        ).decode("q")
     )
     assert result.usage is not None
     assert (result.usage.accepted_prediction_tokens, result.usage.rejected_prediction_tokens) == (3, 2)
@@ -40,7 +42,9 @@ def test_a_hosted_model_counts_predictions() -> None:
 
 def test_a_hosted_model_judges() -> None:
     config = SpeculativeConfig(strategy="judge")
-    result = run_virtual(SpeculativeDecoder(ReferenceDraft(WORDS), SimulatedHostedModel(WORDS), config).decode("q"))
+    result = run_virtual(
+        SpeculativeDecoder(target=SimulatedHostedModel(WORDS), draft=ReferenceDraft(WORDS), config=config).decode("q")
+    )
     assert (result.content, result.guarantee) == (WORDS, "judged")
     messages = (ChatMessage("user", "q"), ChatMessage("assistant", WORDS[:25]), ChatMessage("user", "go on"))
     rest = run_virtual(complete_from_stream(SimulatedHostedModel(WORDS), ChatRequest(messages=messages)))

@@ -51,7 +51,7 @@ async def test_the_answer_does_not_depend_on_it() -> None:
     """A target of its own mind says what it says, and little of the draft is accepted."""
     target = LocalProvider(TableModel("the answer is what the target says"))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
-    result = await SpeculativeDecoder(RandomDraft(), target, config).decode("x")
+    result = await SpeculativeDecoder(target=target, draft=RandomDraft(), config=config).decode("x")
     assert result.content == "the answer is what the target says"
     assert result.stats.num_draft_tokens > 50
     assert (result.stats.draft_acceptance_rate or 0.0) < 0.1

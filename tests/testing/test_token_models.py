@@ -45,7 +45,11 @@ async def test_one_seed_gives_one_text_whatever_is_drafted() -> None:
     drafts = [None, RandomDraft(5), ProviderDraft(LocalProvider(TableModel(seed=1, order=3)))]
     config = SpeculativeConfig(lookahead=Fixed(3))
     answers = {
-        (await SpeculativeDecoder(draft, target, config).decode("x", temperature=0.9, seed=3, max_tokens=60)).content
+        (
+            await SpeculativeDecoder(target=target, draft=draft, config=config).decode(
+                "x", temperature=0.9, seed=3, max_tokens=60
+            )
+        ).content
         for draft in drafts
     }
     assert len(answers) == 1
@@ -125,7 +129,7 @@ async def test_nan_ends_an_answer_with_what_came_before() -> None:
     prompt_length = len("x") + 1
     model = TableModel("hello", nan_at={prompt_length + 1})
     with pytest.raises(ModelOutputError) as caught:
-        await SpeculativeDecoder(None, LocalProvider(model)).decode("x")
+        await SpeculativeDecoder(target=LocalProvider(model), draft=None).decode("x")
     assert caught.value.partial_text == "he"
     assert model.num_open == 0
 
@@ -134,7 +138,7 @@ async def test_a_failing_forward_fails_the_answer() -> None:
     """An exception of `forward` comes out as a TargetError, with the session closed."""
     model = TableModel("hello", fail_at={3: MemoryError("full")})
     with pytest.raises(TargetError, match="full"):
-        await SpeculativeDecoder(None, LocalProvider(model)).decode("x")
+        await SpeculativeDecoder(target=LocalProvider(model), draft=None).decode("x")
     assert model.num_open == 0
 
 
@@ -145,7 +149,7 @@ async def test_a_slow_forward_meets_a_deadline() -> None:
     assert isinstance(loop, VirtualClockEventLoop)
     config = SpeculativeConfig(deadline_s=3500.0)
     model = TableModel(forward_s=1000.0, sleep=loop.sleep_in_thread)
-    result = await SpeculativeDecoder(None, LocalProvider(model), config).decode("x")
+    result = await SpeculativeDecoder(target=LocalProvider(model), draft=None, config=config).decode("x")
     assert result.stopped_by == "deadline"
     assert model.num_open == 0
 

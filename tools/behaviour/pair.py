@@ -81,7 +81,7 @@ def record_pair(name: str, number: int) -> dict[str, Any]:
     requests = [_request(rng, drawn) for _ in range(_REQUESTS)]
 
     async def play() -> dict[str, Any]:
-        decoder = SpeculativeDecoder(draft[what], drafts["target"][0], config)
+        decoder = SpeculativeDecoder(target=drafts["target"][0], draft=draft[what], config=config)
         read = [await read_request(decoder, request) for request in requests]
         return {"drawn": f"{what} {drawn}", "requests": read, "stats": decoder_stats_of(decoder.stats)}
 

@@ -55,7 +55,7 @@ def _make(calls: list[Any], draft: Any, target: Any, config: Any) -> Speculative
         setattr(target, name, _noting_stream(calls, word, read, getattr(target, name)))
     for name, (word, read) in _CALLS.items():
         setattr(target, name, _noting_call(calls, word, read, getattr(target, name)))
-    return SpeculativeDecoder(draft, target, config)
+    return SpeculativeDecoder(target=target, draft=draft, config=config)
 
 
 def _make_local(clock: WorkClock, draft: Any, target: Any, config: Any) -> SpeculativeDecoder:
@@ -63,7 +63,7 @@ def _make_local(clock: WorkClock, draft: Any, target: Any, config: Any) -> Specu
         model = getattr(provider, "model", None)
         if model is not None:
             model.forward_s, model.sleep = forward_s, clock.advance
-    return SpeculativeDecoder(draft, target, config)
+    return SpeculativeDecoder(target=target, draft=draft, config=config)
 
 
 Read = Callable[..., Any]

@@ -95,7 +95,7 @@ def record_wire(name: str, number: int) -> dict[str, Any]:
     async def play() -> dict[str, Any]:
         async with AsyncExitStack() as stack:
             target = await stack.enter_async_context(_SERVERS.get(name, _scripted)(name, scene))
-            decoder = SpeculativeDecoder(_draft(scene, _answer(name)), target, _config(scene))
+            decoder = SpeculativeDecoder(target=target, draft=_draft(scene, _answer(name)), config=_config(scene))
             requests = [ChatRequest.create(**options) for options in scene.requests]
             read = [await read_request(decoder, request, leave_after=scene.leave_after) for request in requests]
             await decoder.aclose()

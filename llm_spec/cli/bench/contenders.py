@@ -64,7 +64,9 @@ class Contender:
         if self.target is None:
             return None
         return SpeculativeDecoder(
-            None if self.draft is None else copy_draft_for_new_client(self.draft), self.target, self.config
+            target=self.target,
+            draft=None if self.draft is None else copy_draft_for_new_client(self.draft),
+            config=self.config,
         )
 
     def drop_if_failing(self, error: Exception | None) -> None:

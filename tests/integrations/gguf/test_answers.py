@@ -69,7 +69,7 @@ async def test_one_seed_gives_one_text(
     request = ChatRequest.create(prompt, temperature=temperature, seed=3, max_tokens=40)
     plain = await target.complete(request)
     for drafter in list_drafts(gguf_draft):
-        decoder = SpeculativeDecoder(drafter, target, SpeculativeConfig(lookahead=Fixed(6)))
+        decoder = SpeculativeDecoder(target=target, draft=drafter, config=SpeculativeConfig(lookahead=Fixed(6)))
         result = await decoder.decode(request)
         assert result.strategy == "tokens"
         assert result.stats.num_draft_tokens > 0
@@ -87,7 +87,7 @@ async def test_answers_keep_to_a_grammar(target: GgufProvider, gguf_draft: GgufP
     plain = await target.complete(request)
     assert re.fullmatch(pattern, plain.message.text)
     for drafter in list_drafts(gguf_draft):
-        result = await SpeculativeDecoder(drafter, target).decode(request)
+        result = await SpeculativeDecoder(target=target, draft=drafter).decode(request)
         assert result.content == plain.message.text
 
 
@@ -118,7 +118,7 @@ async def test_tools_that_are_demanded_are_called(write_model: WriteModel, tempe
     [call] = plain.message.tool_calls
     assert call.name == "rate"
     assert json.loads(call.arguments)["stars"] in {1, 2, 3}
-    result = await SpeculativeDecoder(RandomDraft(), provider).decode(request)
+    result = await SpeculativeDecoder(target=provider, draft=RandomDraft()).decode(request)
     assert result.tool_calls == plain.message.tool_calls
 
 
@@ -131,9 +131,9 @@ async def test_logprobs(  # noqa: PLR0917 - fixtures and the combination
     assert isinstance(model, GgufModel)
     request = build_logprob_request(temperature, form, prompt)
     drafter = {"lookup": PromptLookup(), "model": ProviderDraft(gguf_draft), "random": RandomDraft(3)}[draft]
-    plain = await SpeculativeDecoder(None, target).decode(request)
+    plain = await SpeculativeDecoder(target=target, draft=None).decode(request)
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
-    check_logprobs(await SpeculativeDecoder(drafter, target, config).decode(request), plain, model)
+    check_logprobs(await SpeculativeDecoder(target=target, draft=drafter, config=config).decode(request), plain, model)
 
 
 async def test_answers_at_once_are_those_of_one_after_another(target: GgufProvider) -> None:
@@ -141,7 +141,7 @@ async def test_answers_at_once_are_those_of_one_after_another(target: GgufProvid
     requests = [
         ChatRequest.create(f"{CODE}# {number}", temperature=0.7, seed=number, max_tokens=24) for number in range(5)
     ]
-    decoder = SpeculativeDecoder(PromptLookup(), target)
+    decoder = SpeculativeDecoder(target=target, draft=PromptLookup())
     in_turn = [(await decoder.decode(request)).content for request in requests]
     at_once = await asyncio.gather(*(decoder.decode(request) for request in requests))
     assert [result.content for result in at_once] == in_turn
@@ -152,7 +152,7 @@ async def test_a_stop_string_ends_the_answer(target: GgufProvider) -> None:
     request = ChatRequest.create(CODE, max_tokens=40)
     whole = (await target.complete(request)).message.text
     stop = whole[10:14]
-    result = await SpeculativeDecoder(PromptLookup(), target).decode(
+    result = await SpeculativeDecoder(target=target, draft=PromptLookup()).decode(
         ChatRequest.create(CODE, max_tokens=40, stop=[stop])
     )
     assert result.content == whole[: whole.index(stop)]

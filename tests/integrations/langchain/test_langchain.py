@@ -92,7 +92,7 @@ async def closed(provider: ScriptedProvider) -> bool:
 
 async def test_the_text_is_the_decoders() -> None:
     """The built-in pair, invoked and streamed, blocking and not, gives what the decoder gives, sampled with a seed."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
         expected = await decoder.decode(CODE, max_tokens=40, temperature=0.8, seed=5)
     fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 5}
     async with SpeculativeChatModel(target="builtin:target", draft="builtin:draft", config=ALWAYS, **fields) as model:
@@ -380,7 +380,9 @@ def test_retries_and_timeout_are_fields(kind: str) -> None:
     provider = ScriptedProvider("So it goes.", fail_at={0: TransientError("gone", retry_after_s=0.0)})
     given: dict[str, Any] = {"target": provider}
     if kind == "decoder":
-        given = {"target": SpeculativeDecoder(None, provider, SpeculativeConfig(max_total_tokens=2))}
+        given = {
+            "target": SpeculativeDecoder(target=provider, draft=None, config=SpeculativeConfig(max_total_tokens=2))
+        }
     if kind == "config":
         given["config"] = SpeculativeConfig(max_total_tokens=2)
     for max_retries in (0, 2):

@@ -15,7 +15,7 @@ CODE = "def test_spawnl(self):"
 
 @pytest.mark.parametrize("top_logprobs", [None, 2])
 async def test_messages_have_them(top_logprobs: int | None) -> None:
-    async with SpeculativeDecoder(None, "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft=None) as decoder:
         plain = await decoder.decode(CODE, max_tokens=12, top_logprobs=top_logprobs or 0)
     async with SpeculativeChatModel(target="builtin:target", draft="lookup+builtin:draft", max_tokens=12) as model:
         whole = await model.ainvoke(CODE, logprobs=True, top_logprobs=top_logprobs)

@@ -364,7 +364,7 @@ async def test_a_status_is_litellms_error(status: int, kind: str, door: str) -> 
 async def test_retries_are_those_of_the_call(max_retries: int | None, num_requests: int, door: str) -> None:
     """The framework's number comes before the config's; the pair is not opened again for it."""
     provider = ScriptedProvider("So.", fail_at={0: make_error(503)})
-    register(target=SpeculativeDecoder(None, provider))
+    register(target=SpeculativeDecoder(target=provider, draft=None))
     with pytest.raises((litellm.ServiceUnavailableError, MidStreamFallbackError)):
         await ask(door, max_retries=max_retries)
     assert len(provider.requests) == num_requests
@@ -432,7 +432,7 @@ async def test_callbacks_see_how_an_answer_came_about(door: str) -> None:
         seen.extend([] if whole is None else [whole])
 
     litellm.success_callback = [record]
-    register(target=SpeculativeDecoder(None, ScriptedProvider("So.")))
+    register(target=SpeculativeDecoder(target=ScriptedProvider("So."), draft=None))
     await ask(door)
     for _ in range(200):  # litellm calls them from a thread of its own
         if seen:

@@ -83,7 +83,7 @@ async def acollect(**options: Any) -> list[Any]:
 async def test_the_text_is_the_decoders() -> None:
     """The built-in pair, whole and streamed, blocking and not, gives what the decoder gives, sampled with a seed."""
     options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 5}
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
         expected = await decoder.decode(CODE, **options)
     async with register(model="fast", target="builtin:target", draft="builtin:draft", config=ALWAYS):
         call = asked(CODE, **options) | {"model": "llm_spec/fast"}

@@ -31,7 +31,7 @@ def describe(content: list[Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("top_logprobs", [None, 2])
 async def test_choices_have_them(top_logprobs: int | None) -> None:
-    async with SpeculativeDecoder(None, "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft=None) as decoder:
         plain = await decoder.decode(CODE, max_tokens=12, top_logprobs=top_logprobs or 0)
     expected = convert_logprobs_to_openai(plain.logprobs)
     options: dict[str, Any] = {

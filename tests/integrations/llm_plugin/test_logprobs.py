@@ -15,7 +15,7 @@ CODE = "def test_spawnl(self):"
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_has_them(stream: bool) -> None:
-    async with SpeculativeDecoder(None, "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft=None) as decoder:
         plain = await decoder.decode(CODE, max_tokens=12, top_logprobs=2)
     model = SpeculativeModel(ModelSpec(name="pair", target="builtin:target", draft="lookup+builtin:draft"))
     response = model.prompt(CODE, stream=stream, max_tokens=12, top_logprobs=2)

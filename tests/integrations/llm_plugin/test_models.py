@@ -71,7 +71,7 @@ def test_the_text_is_the_decoders(temperature: float) -> None:
     """A prompt on the built-in pair is answered with the very text that the decoder gives, usage too."""
 
     async def alone() -> tuple[str, Usage | None]:
-        async with SpeculativeDecoder("lookup+builtin:draft", "builtin:target") as decoder:
+        async with SpeculativeDecoder(target="builtin:target", draft="lookup+builtin:draft") as decoder:
             result = await decoder.decode(PROMPT, max_tokens=48, temperature=temperature, seed=5)
             return result.content, result.usage
 
@@ -298,7 +298,7 @@ def test_eight_prompts_at_once() -> None:
 
 def test_a_decoder_may_be_given() -> None:
     """A provider that is a decoder already answers itself."""
-    decoder = SpeculativeDecoder(None, RuleBasedProvider())
+    decoder = SpeculativeDecoder(target=RuleBasedProvider(), draft=None)
     assert SpeculativeModel(ModelSpec(name="given", target=decoder)).prompt("one").text() == "You said: one"
 
 

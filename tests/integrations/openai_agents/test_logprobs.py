@@ -29,7 +29,7 @@ def get_logprobs(output: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("top_logprobs", [0, 2])
 async def test_output_texts_have_them(top_logprobs: int) -> None:
-    async with SpeculativeDecoder(None, "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft=None) as decoder:
         stop = [(await decoder.decode(CODE, max_tokens=24)).content[-4:]]  # an answer that is cut is an error there
         plain = await decoder.decode(CODE, max_tokens=48, stop=stop, top_logprobs=top_logprobs)
     settings = ModelSettings(max_tokens=48, top_logprobs=top_logprobs, extra_args={"stop": stop})

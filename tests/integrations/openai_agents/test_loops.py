@@ -52,7 +52,7 @@ from agents import Agent, RunConfig, Runner
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.openai_agents import SpeculativeModel
 
-decoder = SpeculativeDecoder(None, sys.argv[1]) if sys.argv[2] == "given" else None
+decoder = SpeculativeDecoder(target=sys.argv[1], draft=None) if sys.argv[2] == "given" else None
 model = SpeculativeModel(decoder or sys.argv[1])
 agent = Agent(name="a", model=model, model_settings={"max_tokens": 8})
 options = {"run_config": RunConfig(tracing_disabled=True)}

@@ -151,7 +151,7 @@ async def test_the_hook_decides(wants: bool, is_streamed: bool) -> None:
 async def test_a_draft_changes_no_name() -> None:
     """What a target said with one draft goes back to it with another, or none."""
     target = think_and_call([*THINK, SIGNATURE])
-    async with SpeculativeDecoder("lookup", target) as decoder:
+    async with SpeculativeDecoder(target=target, draft="lookup") as decoder:
         model = SpeculativeModel(decoder)
         assert model.model == "m"
         result = await run_agent(Agent(name="a", model=model, tools=[add]), "Go", False)

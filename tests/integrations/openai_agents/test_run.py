@@ -95,7 +95,7 @@ def agent_of(provider: Any, **options: Any) -> Agent[None]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_the_text_is_the_decoders(temperature: float) -> None:
     """A run on the built-in pair ends with the very text that the decoder gives, greedy and with a seed."""
-    async with SpeculativeDecoder("lookup+builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="lookup+builtin:draft") as decoder:
         expected = await decoder.decode(PROMPT, max_tokens=48, temperature=temperature, seed=5)
         settings = ModelSettings(max_tokens=48, temperature=temperature, extra_args={"seed": 5})
         result = await Runner.run(agent_of(decoder, model_settings=settings), PROMPT)
@@ -108,7 +108,7 @@ async def test_the_text_is_the_decoders(temperature: float) -> None:
 
 async def test_items_tell_how_the_answer_came_about() -> None:
     """`provider_data` of the output holds the figures, as JSON values."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target", ALWAYS) as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft", config=ALWAYS) as decoder:
         result = await Runner.run(agent_of(decoder, model_settings=ModelSettings(max_tokens=48)), PROMPT)
     figures = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
     assert (figures["strategy"], figures["guarantee"]) == ("tokens", "exact")
@@ -233,7 +233,7 @@ async def test_a_span_has_counts_and_figures(spans: Spans, is_cut: bool, is_stre
     """The target's name, tokens read from and written to caches, how the answer came about; also of an empty answer."""
     counted = Usage(input_tokens=100, output_tokens=7, cached_input_tokens=40, cache_write_input_tokens=50)
     script = [Finish("length", counted)] if is_cut else [TextDelta("Hi"), Finish("stop", counted)]
-    async with SpeculativeDecoder("lookup", ScriptedProvider(script)) as decoder:
+    async with SpeculativeDecoder(target=ScriptedProvider(script), draft="lookup") as decoder:
         agent = agent_of(decoder)
         with pytest.raises(ModelBehaviorError) if is_cut else nullcontext():
             if is_streamed:
@@ -356,7 +356,7 @@ async def test_what_only_openais_servers_keep_is_refused() -> None:
 
 async def test_eight_runs_at_once() -> None:
     """Concurrent runs on one model share nothing but the provider."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
         prompts = [f"def f{i}(self):" for i in range(8)]
         agent = agent_of(decoder, model_settings=ModelSettings(max_tokens=16))
         results = await asyncio.gather(*(Runner.run(agent, prompt) for prompt in prompts))

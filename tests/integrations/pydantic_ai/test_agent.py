@@ -64,7 +64,7 @@ class Pet(BaseModel):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_the_text_is_the_decoders(temperature: float) -> None:
     """An agent's output on the built-in pair is the very text that the decoder gives, greedy and with a seed."""
-    async with SpeculativeDecoder("lookup+builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="lookup+builtin:draft") as decoder:
         expected = await decoder.decode(PROMPT, max_tokens=48, temperature=temperature, seed=5)
         settings = ModelSettings(max_tokens=48, temperature=temperature, seed=5)
         result = await Agent(SpeculativeModel(decoder), model_settings=settings).run(PROMPT)
@@ -108,7 +108,7 @@ async def test_streaming_gives_the_same_text_in_pieces() -> None:
 
 async def test_figures_and_rejected_drafts_are_in_the_response() -> None:
     """`provider_details` says how the answer came about, `failed_attempts` what the draft proposed in vain."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target", ALWAYS) as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft", config=ALWAYS) as decoder:
         result = await Agent(SpeculativeModel(decoder, settings={"max_tokens": 64})).run(PROMPT)
     details = result.response.provider_details
     assert details is not None
@@ -128,7 +128,7 @@ async def test_what_a_rejected_draft_was_paid_joins_the_runs_usage(price: Price 
     target = ScriptedProvider("one two three four", usage=Usage(input_tokens=2, output_tokens=4))
     draft = ScriptedProvider("one two wrong", usage=usage)
     config = SpeculativeConfig(strategy="regenerate", prices={} if price is None else {"scripted:script": price})
-    decoder = SpeculativeDecoder(ProviderDraft(draft), target, config)
+    decoder = SpeculativeDecoder(target=target, draft=ProviderDraft(draft), config=config)
     result = await Agent(SpeculativeModel(decoder)).run("Count")
     assert (result.response.usage.input_tokens, result.response.usage.output_tokens) == (2, 4)
     [attempt] = result.response.failed_attempts or []
@@ -141,7 +141,7 @@ async def test_a_draft_that_fails_is_a_failed_attempt() -> None:
     """A draft that breaks costs nothing but a note: the output is the target's."""
     draft = ScriptedProvider("", fail_at={0: RuntimeError("no draft today")})
     decoder = SpeculativeDecoder(
-        ProviderDraft(draft), ScriptedProvider("fine"), SpeculativeConfig(strategy="regenerate")
+        target=ScriptedProvider("fine"), draft=ProviderDraft(draft), config=SpeculativeConfig(strategy="regenerate")
     )
     result = await Agent(SpeculativeModel(decoder)).run("Hi")
     assert result.output == "fine"
@@ -338,7 +338,7 @@ async def test_a_fallback_model_takes_over() -> None:
 async def test_attempts_of_a_fallback_model_come_first() -> None:
     """What a fallback model moved on from and what the draft proposed in vain are both reported, in their order."""
     broken = SpeculativeModel(ScriptedProvider("", fail_at={0: TransientError("away")}))
-    async with SpeculativeDecoder("builtin:draft", "builtin:target", ALWAYS) as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft", config=ALWAYS) as decoder:
         agent = Agent(FallbackModel(broken, SpeculativeModel(decoder, settings={"max_tokens": 64})))
         async with agent.run_stream(PROMPT) as stream:
             await stream.get_output()
@@ -349,7 +349,7 @@ async def test_attempts_of_a_fallback_model_come_first() -> None:
 
 async def test_eight_runs_at_once() -> None:
     """Concurrent runs on one model share nothing but the provider."""
-    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
         prompts = [f"def f{i}(self):" for i in range(8)]
         agent = Agent(SpeculativeModel(decoder, settings={"max_tokens": 16}))
         results = await asyncio.gather(*map(agent.run, prompts))

@@ -19,7 +19,7 @@ PROMPT = "def area(radius):"
 
 @pytest.mark.parametrize("top_logprobs", [None, 2])
 async def test_provider_details_have_them(top_logprobs: int | None) -> None:
-    async with SpeculativeDecoder(None, "builtin:target") as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft=None) as decoder:
         plain = await decoder.decode(PROMPT, max_tokens=12, top_logprobs=top_logprobs or 0)
     settings: Any = {"max_tokens": 12, "openai_logprobs": True}
     if top_logprobs is not None:

@@ -33,7 +33,7 @@ async def test_a_response_has_a_price(
     target = ScriptedProvider("one two three", usage=USAGE)
     target.name = name
     draft = ProviderDraft(ScriptedProvider("one two three")) if has_draft else None
-    async with SpeculativeModel(SpeculativeDecoder(draft, target)) as model:
+    async with SpeculativeModel(SpeculativeDecoder(target=target, draft=draft)) as model:
         agent = Agent(model)
         if is_streamed:
             async with agent.run_stream("hi") as run:
@@ -60,7 +60,7 @@ async def test_names_of_other_targets(target: str, names: tuple[str, str]) -> No
     """All that has no name of a provider is this library's."""
     provider = ScriptedProvider("hi")
     provider.name = target
-    for given in (provider, SpeculativeDecoder(ProviderDraft(ScriptedProvider("hi")), provider)):
+    for given in (provider, SpeculativeDecoder(target=provider, draft=ProviderDraft(ScriptedProvider("hi")))):
         model = SpeculativeModel(given)
         assert (model.system, model.model_name) == names
 
@@ -92,7 +92,9 @@ async def test_what_a_rejected_draft_cost_is_priced_by_its_own_name() -> None:
     target.name = "openai:gpt-5"
     draft = ScriptedProvider("one two wrong", usage=Usage(input_tokens=3, output_tokens=7))
     draft.name = "openai:gpt-4.1-nano"
-    decoder = SpeculativeDecoder(ProviderDraft(draft), target, SpeculativeConfig(strategy="regenerate"))
+    decoder = SpeculativeDecoder(
+        target=target, draft=ProviderDraft(draft), config=SpeculativeConfig(strategy="regenerate")
+    )
     response = (await Agent(SpeculativeModel(decoder)).run("Count")).response
     [attempt] = response.failed_attempts or []
     assert (attempt.provider_name, attempt.model_name) == ("openai", "gpt-4.1-nano")

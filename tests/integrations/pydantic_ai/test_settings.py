@@ -177,7 +177,7 @@ async def test_attempts_are_the_settings() -> None:
 @pytest.mark.parametrize("silence", [5, 5.0, httpx2.Timeout(100.0, read=5.0)], ids=["int", "float", "httpx"])
 async def test_a_timeout_is_how_long_there_may_be_silence(silence: Any) -> None:
     provider = ScriptedProvider("never", delay_first_s=3600.0)
-    model = SpeculativeModel(SpeculativeDecoder(None, provider))
+    model = SpeculativeModel(SpeculativeDecoder(target=provider, draft=None))
     with pytest.raises(ModelTimeoutError, match="5"):
         await Agent(model).run("hi", model_settings={"timeout": silence, "max_retries": 0})
     assert provider.num_open == 0
@@ -284,7 +284,7 @@ async def test_a_wish_to_think_is_a_templates_variable_in_this_process(
     monkeypatch.setattr(ChatRequest, "create", record)
     target = open_provider("builtin:target")
     try:
-        model = SpeculativeModel(SpeculativeDecoder(None, target) if is_decoder else target)
+        model = SpeculativeModel(SpeculativeDecoder(target=target, draft=None) if is_decoder else target)
         await Agent(model).run("hi", model_settings={"thinking": thinking, "max_tokens": 4})
     finally:
         await target.aclose()

@@ -31,7 +31,7 @@ async def test_a_span_says_how_an_answer_came_about(mode: str, is_behind_fallbac
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4), baseline_every=0)
-    async with SpeculativeDecoder("builtin:draft", "builtin:target", config) as decoder:
+    async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft", config=config) as decoder:
         model: Any = SpeculativeModel(decoder, settings={"max_tokens": 32})
         if is_behind_fallback:
             broken = ScriptedProvider("", fail_at={0: TransientError("away")})
@@ -64,7 +64,7 @@ async def test_a_span_says_why_nothing_was_drafted() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    model = SpeculativeModel(SpeculativeDecoder(None, ScriptedProvider("hi")))
+    model = SpeculativeModel(SpeculativeDecoder(target=ScriptedProvider("hi"), draft=None))
     instrumentation = Instrumentation(settings=InstrumentationSettings(tracer_provider=provider))
     response = (await Agent(model, capabilities=[instrumentation]).run("hi")).response
     [chat] = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name.startswith("chat")]

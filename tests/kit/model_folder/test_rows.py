@@ -66,7 +66,7 @@ async def test_it_answers(provider: LlmProvider) -> None:
     drafts = [None, PromptLookup(), ReferenceDraft("<image> <image> <image>"), ProviderDraft(provider)]
     pattern = {"type": "regex", "pattern": "<image>( <image>)*"}
     for draft in drafts:
-        decoder = SpeculativeDecoder(draft, provider)
+        decoder = SpeculativeDecoder(target=provider, draft=draft)
         free = await decoder.decode("hello", max_tokens=8, temperature=0.9, seed=1)
         held = await decoder.decode("hello", max_tokens=30, response_format=pattern)
         assert (free.fallbacks, held.fallbacks) == ((), ())
@@ -77,8 +77,8 @@ async def test_a_prompt_that_has_it_is_one_clear_error(provider: LlmProvider) ->
     """It names the token; nothing is read, and the next answer comes."""
     for raw in (False, True):
         with pytest.raises(InvalidRequestError, match=f"token {NUM_ROWS}; .* has weights for tokens 0 to"):
-            await SpeculativeDecoder(PromptLookup(), provider).decode("see <image>", max_tokens=3, raw=raw)
-    result = await SpeculativeDecoder(None, provider).decode("see", max_tokens=3, prefix="<image>")
+            await SpeculativeDecoder(target=provider, draft=PromptLookup()).decode("see <image>", max_tokens=3, raw=raw)
+    result = await SpeculativeDecoder(target=provider, draft=None).decode("see", max_tokens=3, prefix="<image>")
     assert result.usage is not None
 
 
@@ -98,6 +98,6 @@ async def test_a_draft_with_fewer_rows_is_left_out_of_such_a_prompt(tmp_path: Pa
     weights = create_random_weights(wider, 1)
     onnx.save(build_onnx(wider, weights, cache="shared", weights_dtype="fp32"), folders[0] / "model.onnx")
     target, draft = map(OnnxProvider, folders)
-    result = await SpeculativeDecoder(ProviderDraft(draft), target).decode("see <image>", max_tokens=4)
+    result = await SpeculativeDecoder(target=target, draft=ProviderDraft(draft)).decode("see <image>", max_tokens=4)
     assert result.stopped_by == "max_tokens"
     assert f"token {NUM_ROWS}" in result.fallbacks[0]

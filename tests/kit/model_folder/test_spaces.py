@@ -69,7 +69,7 @@ async def test_an_answer_continues_its_text(
 ) -> None:
     """A word keeps the space before it, be it the answer's first."""
     word = tokenizer.encode(" the")
-    result = await SpeculativeDecoder(draft, provider).decode(
+    result = await SpeculativeDecoder(target=provider, draft=draft).decode(
         "the end", max_tokens=len(word) * 2, logit_bias=dict.fromkeys(word[:1], 100.0), **options
     )
     assert result.content.startswith(" ")
@@ -82,7 +82,7 @@ async def test_an_answer_continues_its_text(
 async def test_a_format_may_begin_with_a_space(provider: OnnxProvider, prefix: str) -> None:
     """The answer, with its prefix, is what the format says to the letter."""
     pattern = " (timeout|wil)"
-    result = await SpeculativeDecoder(None, provider).decode(
+    result = await SpeculativeDecoder(target=provider, draft=None).decode(
         "the end", response_format={"type": "regex", "pattern": pattern}, prefix=prefix, max_tokens=20
     )
     assert re.fullmatch(pattern, prefix + result.content)
@@ -93,7 +93,7 @@ async def test_a_format_may_have_begun(provider: OnnxProvider, prefix: str) -> N
     """A prefix is a part of the answer that a schema is kept in."""
     properties = {"a": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
-    result = await SpeculativeDecoder(PromptLookup(), provider).decode(
+    result = await SpeculativeDecoder(target=provider, draft=PromptLookup()).decode(
         "hi", response_format={"type": "json_object", "schema": schema}, prefix=prefix, max_tokens=150
     )
     assert re.fullmatch(r'\{\s*"a"\s*:\s*(true|false)\s*\}', prefix + result.content)

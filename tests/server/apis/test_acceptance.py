@@ -101,7 +101,7 @@ async def test_several_prompts_tell_none() -> None:
 
 async def test_predicted_outputs_tell_none() -> None:
     """How many rounds a server of predicted outputs took is not known; its counts are in the usage."""
-    plain = await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
+    plain = await SpeculativeDecoder(target=RuleBasedProvider(), draft=None).decode("Hi")
     rounds = (Round(index=0, num_draft_tokens=3, num_accepted_tokens=2, num_emitted_tokens=4),)
     predicted = replace(plain, rounds=rounds, stats=SpeculativeStats.from_rounds(rounds), strategy="predict")
     assert build_acceptance_fields(predicted) == {}

@@ -18,7 +18,7 @@ from llm_spec.testing import RuleBasedProvider
 
 @pytest.fixture
 async def result() -> SpeculativeResult:
-    return await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
+    return await SpeculativeDecoder(target=RuleBasedProvider(), draft=None).decode("Hi")
 
 
 def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> None:

@@ -102,7 +102,9 @@ def test_a_provider_that_cannot_continue_is_a_draft_that_writes_once() -> None:
 
     async def check() -> None:
         draft = ScriptedProvider("Sure. " + WORDS.replace("word60", "other"))
-        decoder = SpeculativeDecoder(draft, Target(WORDS, **SLOW), SpeculativeConfig(strategy="race"))
+        decoder = SpeculativeDecoder(
+            target=Target(WORDS, **SLOW), draft=draft, config=SpeculativeConfig(strategy="race")
+        )
         raced = await read(decoder, request_of())
         assert raced.text == WORDS
         assert len(draft.requests) == 1

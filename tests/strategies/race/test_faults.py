@@ -83,7 +83,7 @@ def test_an_error_behind_the_finish_is_nobodys_concern(by_ids: bool) -> None:
 
     async def check() -> None:
         target = Target(WORDS, by_ids=by_ids, spoil=lambda _, events: broken_behind(events, 1 << 30), **SLOW)
-        plain = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
+        plain = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(strategy="plain"))
         assert (await read(plain, request_of())).text == WORDS
         assert (await read(racing(ItemDraft(), target), request_of())).text == WORDS
 
@@ -101,7 +101,9 @@ def test_text_that_comes_at_once_with_an_error_is_shown() -> None:
 
     async def check() -> None:
         for decoder in (
-            SpeculativeDecoder(None, Target(WORDS, spoil=burst), SpeculativeConfig(strategy="plain")),
+            SpeculativeDecoder(
+                target=Target(WORDS, spoil=burst), draft=None, config=SpeculativeConfig(strategy="plain")
+            ),
             racing(ItemDraft(), Target(WORDS, spoil=burst)),
         ):
             reading = Reading()

@@ -40,7 +40,7 @@ VARIED = (
 
 async def read_plain(target: LlmProvider, request: ChatRequest) -> Reading:
     """What the target alone writes; stop strings are ours, as simulated targets know none."""
-    plain = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
+    plain = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(strategy="plain"))
     reading = await read(plain, replace(request, stop=()))
     ends = {(at + len(stop), at) for stop in request.stop if (at := reading.text.find(stop)) >= 0}
     if ends:
@@ -241,7 +241,9 @@ def test_the_streams_of_a_race_are_told(by_ids: bool) -> None:
 
     async def run() -> list[StreamEvent]:
         target = SimulatedTarget(WORDS, **SLOW, by_ids=by_ids)
-        decoder = SpeculativeDecoder(SimulatedDraft(WORDS, 0.95, 1), target, SpeculativeConfig(strategy="race"))
+        decoder = SpeculativeDecoder(
+            target=target, draft=SimulatedDraft(WORDS, 0.95, 1), config=SpeculativeConfig(strategy="race")
+        )
         async with decoder.stream(ChatRequest.create("q", temperature=0.0), rounds=True) as events:
             return [event async for event in events]
 

@@ -64,7 +64,7 @@ def test_what_depends_on_more_than_the_prefix_is_refused_by_name(field: str, val
     assert target.num_calls == 0
 
     async def served() -> list[str]:
-        decoder = SpeculativeDecoder(TextDraft(WORDS), target, SpeculativeConfig(strategy="auto"))
+        decoder = SpeculativeDecoder(target=target, draft=TextDraft(WORDS), config=SpeculativeConfig(strategy="auto"))
         others = [await decoder.decode("tell") for _ in range(4)]  # it gets to know what pays
         assert {other.strategy for other in others} > {"plain"}
         results = [await decoder.decode(request) for _ in range(3)]
@@ -326,7 +326,7 @@ def test_a_useless_draft_is_given_up_soon(draft_token_s: float, round_trip_s: fl
 
     async def run() -> tuple[SpeculativeResult, SpeculativeResult]:
         plain = SpeculativeConfig(strategy="plain")
-        decoder = SpeculativeDecoder(TextDraft("no " * 400, token_s=draft_token_s), target, plain)
+        decoder = SpeculativeDecoder(target=target, draft=TextDraft("no " * 400, token_s=draft_token_s), config=plain)
         first = await decoder.decode("tell")
         decoder.config = replace(plain, strategy="probe")
         return first, await decoder.decode("tell")

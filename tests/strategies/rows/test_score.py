@@ -75,7 +75,9 @@ SPOILT: dict[str, Callable[[Rows], Rows]] = {
 
 
 def scored(target: Scorer, **options: Any) -> SpeculativeResult:
-    decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.8, 3), target, SpeculativeConfig(strategy="score"))
+    decoder = SpeculativeDecoder(
+        target=target, draft=SimulatedDraft(TEXT, 0.8, 3), config=SpeculativeConfig(strategy="score")
+    )
     return run_virtual(decoder.decode("tell", **options))
 
 
@@ -92,7 +94,7 @@ def test_rounds_tell_what_draft_and_target_took() -> None:
     """A round's time of the target is that of its call; the draft's is that of the tokens that were judged."""
     target = Slow(lambda rows: rows)
     decoder = SpeculativeDecoder(
-        SimulatedDraft(TEXT, 0.8, 3, token_s=0.001), target, SpeculativeConfig(strategy="score")
+        target=target, draft=SimulatedDraft(TEXT, 0.8, 3, token_s=0.001), config=SpeculativeConfig(strategy="score")
     )
     decoder._planner.pair_stats = Patient()
     result = run_virtual(decoder.decode("tell", temperature=0.0))
@@ -115,7 +117,9 @@ def test_a_few_tokens_are_scored_before_a_whole_prompt_is() -> None:
             return super()._get_answer_token_after([*missing, *prefix])
 
     target = Noting(lambda rows: rows, num_prompt_tokens=60)
-    decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 3), target, SpeculativeConfig(strategy="score"))
+    decoder = SpeculativeDecoder(
+        target=target, draft=SimulatedDraft(TEXT, 0.9, 3), config=SpeculativeConfig(strategy="score")
+    )
     assert run_virtual(decoder.decode("tell", temperature=0.0)).content == TEXT
     assert lengths[0] == 4
     assert max(lengths) > 60
@@ -137,7 +141,7 @@ def test_a_bad_report_is_not_believed(num_good: int, fault: str, options: dict[s
 def test_an_answer_that_a_deadline_ends_is_rated_too() -> None:
     """Its tokens are approved ones; what the calls wrote beside them is wasted."""
     config = SpeculativeConfig(strategy="score", deadline_s=0.1)
-    decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.8, 3), Slow(lambda rows: rows), config)
+    decoder = SpeculativeDecoder(target=Slow(lambda rows: rows), draft=SimulatedDraft(TEXT, 0.8, 3), config=config)
     decoder._planner.pair_stats = Patient()
     result = run_virtual(decoder.decode("tell", temperature=0.0))
     assert result.stopped_by == "deadline"
@@ -172,7 +176,7 @@ def test_scores_are_read_without_a_cache(
 
     async def run() -> None:
         config = SpeculativeConfig(strategy=strategy)
-        async with SpeculativeDecoder(SimulatedDraft(TEXT, 1.0, 0), target, config) as decoder:
+        async with SpeculativeDecoder(target=target, draft=SimulatedDraft(TEXT, 1.0, 0), config=config) as decoder:
             assert (await decoder.decode("q", temperature=0.0)).content == TEXT
 
     run_virtual(run())
