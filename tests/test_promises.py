@@ -317,18 +317,18 @@ class SwallowsCancellation(Honest):
 
 
 class IgnoresDeadline(Honest):
-    def __init__(self, draft: Any, target: Any, config: Any) -> None:
-        super().__init__(draft, target, replace(config, deadline_s=None))
+    def __init__(self, *, target: Any, draft: Any, config: Any) -> None:
+        super().__init__(target=target, draft=draft, config=replace(config, deadline_s=None))
 
 
 class IgnoresMaxStreams(Honest):
-    def __init__(self, draft: Any, target: Any, config: Any) -> None:
-        super().__init__(draft, target, replace(config, max_concurrent_streams=8))
+    def __init__(self, *, target: Any, draft: Any, config: Any) -> None:
+        super().__init__(target=target, draft=draft, config=replace(config, max_concurrent_streams=8))
 
 
 class IgnoresLimit(Honest):
-    def __init__(self, draft: Any, target: Any, config: Any) -> None:
-        super().__init__(draft, target, replace(config, limit=None))
+    def __init__(self, *, target: Any, draft: Any, config: Any) -> None:
+        super().__init__(target=target, draft=draft, config=replace(config, limit=None))
 
 
 class TakesMoneyBack(Honest):

@@ -39,7 +39,7 @@ from promises.target import Pace, Target, UsageLedger, asking
 
 __all__ = ["HANG_S", "PRICES", "Answer", "Outcome", "Shown", "answer_alone", "request_of", "run_case"]
 
-MakeDecoder: TypeAlias = Callable[[Any, Any, SpeculativeConfig], SpeculativeDecoder]
+MakeDecoder: TypeAlias = Callable[..., SpeculativeDecoder]
 
 PRICES: Final = {
     "promises:target": Price(input=2.0, output=8.0, cached_input=0.5),
@@ -439,7 +439,7 @@ def _local_decoder(outcome: Outcome, config: SpeculativeConfig) -> SpeculativeDe
         at=case.at,
     )
     outcome.models = [model] if drafting is None else [model, drafting]
-    return outcome.make(draft, LocalProvider(model), config)
+    return outcome.make(target=LocalProvider(model), draft=draft, config=config)
 
 
 async def _local_answer(case: Case, shown: Shown, config: SpeculativeConfig) -> Answer:
