@@ -332,7 +332,7 @@ async def main() -> None:
             await asyncio.gather(*(start(run, target, project) for run, project in zip(runs, projects, strict=True)))
     except ModuleNotFoundError as error:
         more = " langchain" if arguments.framework == "langchain" else ""
-        raise SystemExit(f"{error}; run: pip install 'llm-spec[{arguments.framework},onnx,grammar]'{more}") from error
+        raise SystemExit(f"{error}; run: pip install '.[{arguments.framework},onnx,grammar]'{more}") from error
     except LlmSpecError as error:
         raise SystemExit(str(error)) from error
     if arguments.transcripts is not None:

@@ -1,6 +1,6 @@
 """Editing: the text being edited is the draft, and most of it is accepted.
 
-Needs: pip install 'llm-spec[onnx]'
+Needs: pip install '.[onnx]'
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """An answer held to a JSON schema: valid at any temperature, and the same with and without speculation.
 
-Needs: pip install 'llm-spec[onnx,grammar]'
+Needs: pip install '.[onnx,grammar]'
 """
 
 import asyncio

@@ -4,7 +4,7 @@ python examples/local_checkpoint.py [TARGET_FOLDER DRAFT_FOLDER]
 
 Without folders it takes a small pair, which `python tools/make_pair.py` writes.
 
-Needs: pip install 'llm-spec[torch]'
+Needs: pip install '.[torch]'
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from llm_spec import CascadeDraft, PromptLookup, ProviderDraft, SpeculativeDecod
 try:
     from llm_spec_torch import TorchProvider
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}; run: pip install 'llm-spec[torch]'") from error
+    raise SystemExit(f"{error}; run: pip install '.[torch]'") from error
 
 PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
 

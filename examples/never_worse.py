@@ -1,6 +1,6 @@
 """A draft that breaks costs nothing but its time: the answer is the target's, and the result says what happened.
 
-Needs: pip install 'llm-spec[onnx]'
+Needs: pip install '.[onnx]'
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Sampling: one seed gives one text, whichever draft and lookahead, or none at all.
 
-Needs: pip install 'llm-spec[onnx]'
+Needs: pip install '.[onnx]'
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The built-in pair: the same text as the target alone, and how long each took.
 
-Needs: pip install 'llm-spec[onnx]'
+Needs: pip install '.[onnx]'
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The server inside a program, and OpenAI's own client asking it: a stream, and what the draft did for it.
 
-Needs: pip install 'llm-spec[onnx,openai,server]'
+Needs: pip install '.[onnx,openai,server]'
 """
 
 import asyncio
@@ -10,7 +10,7 @@ try:
 
     from llm_spec.server import Server, ServerConfig
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}; run: pip install 'llm-spec[onnx,openai,server]'") from error
+    raise SystemExit(f"{error}; run: pip install '.[onnx,openai,server]'") from error
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
 """Only verified text is streamed; each round says what became of its draft.
 
-Needs: pip install 'llm-spec[onnx]'
+Needs: pip install '.[onnx]'
 """
 
 import asyncio

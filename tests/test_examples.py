@@ -53,11 +53,11 @@ def test_example(name: str) -> None:
 
 
 MISSING = {
-    "langchain_agent.py": ("langchain_core", "langchain,onnx"),
-    "litellm_call.py": ("litellm", "litellm,onnx"),
+    "langchain_agent.py": ("langchain_core", "langchain,onnx,grammar"),
+    "litellm_call.py": ("litellm", "litellm,onnx,grammar"),
     "local_checkpoint.py": ("torch", "torch"),
-    "openai_agents_run.py": ("agents", "openai-agents,onnx"),
-    "pydantic_ai_agent.py": ("pydantic_ai", "pydantic-ai,onnx"),
+    "openai_agents_run.py": ("agents", "openai-agents,onnx,grammar"),
+    "pydantic_ai_agent.py": ("pydantic_ai", "pydantic-ai,onnx,grammar"),
     "serve_and_ask.py": ("openai", "onnx,openai,server"),
 }
 WITHOUT = "import runpy, sys; sys.modules[sys.argv[1]] = None; runpy.run_path(sys.argv[2], run_name='__main__')"
@@ -67,7 +67,7 @@ WITHOUT = "import runpy, sys; sys.modules[sys.argv[1]] = None; runpy.run_path(sy
 def test_missing_extras_are_named(name: str) -> None:
     """Where a package is not installed, one line says what installs it; so does the docstring."""
     module, extras = MISSING[name]
-    command = f"pip install 'llm-spec[{extras}]'"
+    command = f"pip install '.[{extras}]'"
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT, module, EXAMPLES / name], capture_output=True, text=True, check=False
     )
@@ -81,7 +81,7 @@ def test_needs_are_named() -> None:
     for path in EXAMPLES.glob("*.py"):
         docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
         assert docstring is not None
-        assert re.search(r"\n\nNeeds(: pip install 'llm-spec\[| nothing but llm-spec)", docstring), path
+        assert re.search(r"\n\nNeeds(: pip install '\.\[| nothing but llm-spec)", docstring), path
 
 
 def test_readme_example() -> None:

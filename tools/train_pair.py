@@ -45,7 +45,10 @@ NAMED_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "<|end|>"
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<pad>", *ROLES, "<|end|>"]
 BOS_ID, PAD_ID, END_ID = 1, 3, 7
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{m['role']}}|>{{m['content']}}"
+    "{% if tools %}<|system|>Tools: {{tools|tojson}}; a call: "
+    '<tool_call>{"name": …, "arguments": …}</tool_call><|end|>{% endif %}'
+    "{% for m in messages %}<|{{'user' if m['role']=='tool' else m['role']}}|>{{m['content']}}"
+    "{% for c in m['tool_calls'] or [] %}<tool_call>{{c['function']|tojson}}</tool_call>{% endfor %}"
     "{% if not loop.last or add_generation_prompt or m['role']!='assistant' %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from llm_spec_onnx import OnnxProvider
-from support.tool_models import FORMATS_BY_NAME, TOOLS, write_tool_model
+from support.tool_models import FORMATS_BY_NAME, TOOLS, write_model_without_tools, write_tool_model
 
 from llm_spec import (
     ChatRequest,
@@ -190,10 +190,8 @@ async def test_a_result_of_a_call_that_nobody_made_is_an_error(hermes: OnnxProvi
         await hermes.complete(ChatRequest.create(messages, tools=TOOLS))
 
 
-async def test_a_template_without_a_place_for_tools_is_an_error() -> None:
-    from support.tiny_models import BUILTIN
-
-    provider = OnnxProvider(BUILTIN / "draft")
+async def test_a_template_without_a_place_for_tools_is_an_error(tmp_path: Path) -> None:
+    provider = OnnxProvider(write_model_without_tools(tmp_path / "model"))
     assert not provider.capabilities.tools
     with pytest.raises(InvalidRequestError, match="has no place for them"):
         await provider.complete(ask())

@@ -12,8 +12,7 @@ import anthropic
 import openai
 import pytest
 from support.serving import ENDPOINTS, HANGS_S, Asking, ask, check_error, serving_in_thread
-from support.tiny_models import BUILTIN
-from support.tool_models import FORMATS_BY_NAME, TOOLS, write_tool_model
+from support.tool_models import FORMATS_BY_NAME, TOOLS, write_model_without_tools, write_tool_model
 
 from llm_spec.server import ModelConfig
 
@@ -33,11 +32,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("models")
     hermes = f"onnx:{write_tool_model(folder / 'hermes', FORMATS_BY_NAME['hermes'])}"
     thinker = f"onnx:{write_tool_model(folder / 'thinker', FORMATS_BY_NAME['hermes'], reasoning='<think>')}"
+    without = write_model_without_tools(folder / "without")
     models = {
         "plain": ModelConfig(target=hermes),
         "drafted": ModelConfig(target=hermes, draft="lookup+builtin:draft"),
         "thinker": ModelConfig(target=thinker, draft="lookup"),
-        "without": ModelConfig(target=f"onnx:{BUILTIN / 'draft'}", draft="lookup"),
+        "without": ModelConfig(target=f"onnx:{without}", draft="lookup"),
     }
     with serving_in_thread(models) as url:
         yield url
@@ -381,7 +381,7 @@ async def test_a_template_without_a_place_for_tools_is_an_error(url: str, path: 
         assert reply.status == 400, reply.data
         check_error(path, reply)
         assert "has no place for them" in reply.error["message"]
-        assert str(BUILTIN) not in reply.error["message"]
+        assert "/without" not in reply.error["message"]
         limit = {"max_output_tokens": 3} if path == "/v1/responses" else {"max_tokens": 3}
         answered = await server.post(path, ask(path, model="without", tools=tools, tool_choice=none, **limit))
         assert answered.status == 200, answered.data

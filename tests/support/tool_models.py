@@ -49,6 +49,16 @@ def _build_template(row: MessageFormat, reasoning: str = "") -> str:
 
 def write_tool_model(folder: Path, row: MessageFormat, *, reasoning: str = "") -> Path:
     """The built-in draft model with the chat template of a format; `reasoning` stands at the end of each prompt."""
+    return write_templated_model(folder, _build_template(row, reasoning and "</think>") + reasoning)
+
+
+def write_model_without_tools(folder: Path) -> Path:
+    """The built-in draft model with a chat template that has no place for tools."""
+    return write_templated_model(folder, "{% for message in messages %}{{ message['content'] }}{% endfor %}")
+
+
+def write_templated_model(folder: Path, template: str) -> Path:
+    """The built-in draft model with a chat template."""
     folder.mkdir()
     for path in (_BUILTIN / "draft").iterdir():
         if path.name not in ("chat_template.jinja", "tokenizer_config.json"):
@@ -56,6 +66,5 @@ def write_tool_model(folder: Path, row: MessageFormat, *, reasoning: str = "") -
     config = json.loads((_BUILTIN / "draft" / "tokenizer_config.json").read_text(encoding="utf-8"))
     config.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    template = _build_template(row, reasoning and "</think>") + reasoning
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
