@@ -460,9 +460,9 @@ async def test_copies_for_other_fields_open_nothing_again(field: str, monkeypatc
     opened: list[Any] = []
 
     class CountedDecoder(_shared.SpeculativeDecoder):
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, **given: Any) -> None:
             opened.append(given)
-            super().__init__(*given)
+            super().__init__(**given)
 
     monkeypatch.setattr(_shared, "SpeculativeDecoder", CountedDecoder)
     async with ScriptedModelServer("So.") as server:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -377,12 +374,3 @@ async def test_the_provider_makes_models_by_name() -> None:
     await provider.aclose()
     assert named is not provider.get_model("rules:other")
     await provider.aclose()
-
-
-def test_the_example() -> None:
-    """The example runs without a key and prints how the answer came about."""
-    path = Path(__file__).parents[3] / "examples" / "openai_agents_run.py"
-    ended = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "tokens (exact)" in ended.stdout
-    assert "The tool said: 7" in ended.stdout

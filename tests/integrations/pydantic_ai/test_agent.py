@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -373,12 +370,3 @@ def test_a_run_without_a_loop() -> None:
         asyncio.set_event_loop(runner.get_loop())
         assert agent.run_sync(PROMPT).output == agent.run_sync(PROMPT).output
         runner.run(model.aclose())
-
-
-def test_the_example() -> None:
-    """The example runs and prints how the answer came about."""
-    path = Path(__file__).parents[3] / "examples" / "pydantic_ai_agent.py"
-    ended = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "tokens (exact)" in ended.stdout
-    assert ended.stdout.endswith("The tool said: 7\n")

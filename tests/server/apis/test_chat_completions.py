@@ -227,14 +227,6 @@ async def test_what_a_local_target_cannot_serve_is_refused(fields: dict[str, Any
     assert reply.error["param"] == next(iter(fields))
 
 
-async def test_a_local_target_does_not_pretend_to_have_tools() -> None:
-    """Tools that the built-in model cannot call are refused, or the field is named."""
-    async with serving(ModelConfig(target="builtin:target")) as server:
-        reply = await server.chat(max_tokens=2, tools=[ADD])
-    assert reply.status == 400
-    assert "tools" in reply.error["message"]
-
-
 # ---------------------------------------------------------------------------------------------- the trace
 
 
