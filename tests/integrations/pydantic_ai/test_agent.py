@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import UsageLimits
+from support.tool_models import write_model_without_tools
 
 from llm_spec import (
     AnswerDetail,
@@ -225,9 +227,9 @@ async def test_structured_output(output_type: type[Pet]) -> None:
     assert (await agent.run("A dog named 'Rex', 3 years old.")).output == Pet(name="Rex", age=3)
 
 
-async def test_the_built_in_pair_fills_a_schema_where_it_has_a_grammar() -> None:
-    """A model without tools is asked for JSON by schema if it can be held to it, else by words."""
-    model = SpeculativeModel("builtin:target")
+async def test_a_model_without_tools_fills_a_schema(tmp_path: Path) -> None:
+    """It is asked for JSON by schema if a grammar can hold it to it, else by words."""
+    model = SpeculativeModel(f"onnx:{write_model_without_tools(tmp_path / 'model')}")
     native = model.profile.get("supports_json_schema_output")
     assert model.profile.get("default_structured_output_mode") == ("native" if native else "prompted")
     assert not model.profile.get("supports_tools")
