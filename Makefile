@@ -28,8 +28,8 @@ mypy: ## mypy, strict, as pre-commit runs it
 pyright:
 	@$(step) pyright pyright
 
-docs: ## links of Markdown files, and the commands that they give
-	@$(step) docs pytest -n 0 tests/test_docs.py
+docs: ## links of Markdown files, and the commands and code blocks that they give
+	@$(step) docs pytest -n auto tests/test_docs.py tests/test_code_blocks.py
 
 site: ## the site, with the API reference, into site/; links that lead nowhere fail
 	@$(step) site mkdocs build --quiet
