@@ -71,3 +71,20 @@ def test_the_api_reference_has_every_public_name_once() -> None:
     named = re.findall(r"^::: llm_spec\.(\w+)$", pages["api/llm_spec.md"], re.MULTILINE)
     assert sorted(named) == sorted({*vars(llm_spec)["__all__"]} - {"__version__"})
     assert [topic for topic in site_pages._TOPIC_ORDER if f"## {topic}\n\n:::" not in pages["api/llm_spec.md"]] == []
+
+
+def test_the_navigation_follows_the_home_page() -> None:
+    """Headings and links give sections and pages, the last link of a page counts, and no page is left out."""
+    site_pages = pytest.importorskip("site_pages", reason="needs MkDocs", exc_type=ImportError)
+    home = (
+        "# Home\n[a](a.md)\n```\n## no heading\n```\n## One\n[b](b.md#x) [a](a.md) [gone](gone.md)\n"
+        "## Two\n[b](b.md), [d](d/README.md), [other](../LICENSE)\n"
+    )
+    uris = {"index.md", "a.md", "b.md", "c.md", "d/README.md", "d/1.md", "api/llm_spec.a.md", "api/llm_spec.md"}
+    assert site_pages.arrange_pages(home, uris) == {
+        "One": ["a.md"],
+        "Two": ["b.md"],
+        "Guide": ["c.md"],
+        "D": ["d/README.md", "d/1.md"],
+        "API reference": ["api/llm_spec.md", "api/llm_spec.a.md"],
+    }

@@ -2,7 +2,8 @@
 
 - The API reference is written from the package: the public names by topic, and the packages for authors of providers.
 - A file outside of docs/ that a page links to, such as an example, becomes a page.
-- Pages stand in the order in which the home page links to them. Those that it does not link to come last, by name.
+- The navigation follows the home page: its headings, and below each the pages to which it links there (if it links to a
+  page twice, there where it does so last). Other pages come after those, by folder.
 """
 
 from __future__ import annotations
@@ -70,16 +71,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         uri = _find_uri(path)
         files.append(File.generated(config, uri, content=_show_file(path), inclusion=InclusionLevel.NOT_IN_NAV))
     home = files.get_file_from_path(_HOME)
-    ranks: dict[str, int] = {}
-    for path in [] if home is None else _iterate_links(home.content_string, _find_path(home)):
-        ranks.setdefault(_find_uri(path), len(ranks))
-    sections: dict[str, list[str]] = {}
-    for file in sorted(files.documentation_pages(), key=lambda file: _rank_file(file.src_uri, ranks)):
-        if file.inclusion.is_in_nav():
-            sections.setdefault(_title_folder(file.src_uri), []).append(file.src_uri)
-    config.nav = [{title: uris} for title, uris in sections.items()]
-    config.plugins["llmstxt"].config["sections"] = sections
+    uris = {file.src_uri for file in files.documentation_pages() if file.inclusion.is_in_nav()}
+    sections = arrange_pages("" if home is None else home.content_string, uris)
+    config.nav = [_HOME, *({title: members} for title, members in sections.items())]
+    config.plugins["llmstxt"].config["sections"] = {"Overview": [_HOME], **sections}
     return files
+
+
+def arrange_pages(home: str, uris: set[str]) -> dict[str, list[str]]:
+    """The sections of the navigation, and the pages of each."""
+    headings: dict[str, str] = {}
+    for part in re.split(r"^(?=## )", _FENCE.sub("", home), flags=re.MULTILINE):
+        heading = part.partition("\n")[0].removeprefix("## ").strip() if part.startswith("## ") else "Guide"
+        for uri in map(_find_uri, _iterate_links(part, _ROOT / "docs" / _HOME)):
+            headings.pop(uri, None)
+            headings[uri] = heading
+    sections: dict[str, list[str]] = {}
+    for uri, heading in headings.items():
+        if uri in uris and not _is_index(uri):
+            sections.setdefault(heading, []).append(uri)
+    placed = {_HOME}.union(*sections.values())
+    for uri in sorted(
+        uris - placed, key=lambda uri: (uri.startswith("api/"), os.path.dirname(uri), not _is_index(uri), uri)
+    ):
+        sections.setdefault(_title_folder(uri), []).append(uri)
+    return sections
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -186,15 +202,12 @@ def _show_file(path: Path) -> str:
     return f"# {name}\n\n````{_LANGUAGES.get(path.suffix, 'text')}\n{text}\n````\n"
 
 
-def _rank_file(uri: str, ranks: Mapping[str, int]) -> tuple[object, ...]:
-    """The home page, then a folder where its first page is linked, its own index first."""
-    folder, _, name = uri.rpartition("/")
-    last = len(ranks)
-    in_folder = [rank for other, rank in ranks.items() if folder and other.startswith(f"{folder}/")]
-    is_generated = folder in {"api", "repository"} or folder.startswith("repository/")
-    first = ranks.get(uri, last) if not folder else min(in_folder, default=last)
-    is_index = name in {_HOME, "README.md"}
-    return uri != _HOME, is_generated, first, folder, not is_index, ranks.get(uri, last), uri
+def _rank_by_folder(uri: str) -> tuple[object, ...]:
+    return uri.startswith("api/"), os.path.dirname(uri), not _is_index(uri), uri
+
+
+def _is_index(uri: str) -> bool:
+    return os.path.basename(uri) in {_HOME, "README.md"} or uri == "api/llm_spec.md"
 
 
 def _title_folder(uri: str) -> str:
