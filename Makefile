@@ -1,6 +1,7 @@
 # The commands that CONTRIBUTING.md, .pre-commit-config.yaml and .ci/run use. `make` lists them.
 # With REPORTS=DIR the tests leave their JUnit reports there; with STEPS=FILE each step adds its seconds to that file.
 export REPORTS STEPS
+export NO_MKDOCS_2_WARNING := 1 # MkDocs Material would advertise on each build
 step := tools/step.sh
 junit = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)
 
@@ -27,10 +28,16 @@ mypy: ## mypy, strict, as pre-commit runs it
 pyright:
 	@$(step) pyright pyright
 
-docs: ## links of Markdown files, and the commands that they give
-	@$(step) docs pytest -n 0 tests/test_docs.py
+docs: ## links of Markdown files, and the commands and code blocks that they give
+	@$(step) docs pytest -n auto tests/test_docs.py tests/test_code_blocks.py
 
-check-long: test-slow bench test-integrations test-peers ## the long suites
+site: ## the site, with the API reference, into site/; links that lead nowhere fail
+	@$(step) site mkdocs build --quiet
+
+site-serve: ## the site at http://127.0.0.1:8000, built again after each change
+	@mkdocs serve --no-strict
+
+check-long: test-slow bench site test-integrations test-peers ## the long suites
 
 environments: ## other frameworks and clients, each with an environment; vLLM and llama-server; a browser: kept in a cache
 	@$(step) "environments: browser" tools/integrations/install_browser.sh
@@ -49,4 +56,4 @@ test-peers: environments ## the tests against vLLM and llama-server
 bench: ## a subset of the exactness benchmark; benchmarks/ has the others
 	@$(step) exactness python benchmarks/exactness.py --prompts 2 --seeds 1 --max-tokens 48
 
-.PHONY: help setup check test lint types mypy pyright docs check-long environments test-slow test-integrations test-peers bench
+.PHONY: help setup check test lint types mypy pyright docs site site-serve check-long environments test-slow test-integrations test-peers bench

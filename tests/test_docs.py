@@ -115,10 +115,12 @@ def test_the_readme_gives_the_commands_of_the_makefile() -> None:
     assert commands == [" && ".join([*recipe("setup"), *recipe("test")])]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".pre-commit-config.yaml", ".ci/run"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", ".pre-commit-config.yaml", ".ci/run", ".github/workflows/ci.yml"]
+)
 def test_make_targets_that_are_named_exist(page: str) -> None:
     """`make x` means a target of the Makefile."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = (ROOT / page).read_text(encoding="utf-8")
-    for words in re.findall(r"(?:^|`|nice )make(?: --[a-z=\d-]+)*((?: [a-z][a-z-]*)+)", text, re.MULTILINE):
+    for words in re.findall(r"(?:^|`|nice |run: )make(?: --[a-z=\d-]+)*((?: [a-z][a-z-]*)+)", text, re.MULTILINE):
         assert set(words.split()) <= targets, words

@@ -82,13 +82,3 @@ def test_needs_are_named() -> None:
         docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
         assert docstring is not None
         assert re.search(r"\n\nNeeds(: pip install '\.\[| nothing but llm-spec)", docstring), path
-
-
-def test_readme_example() -> None:
-    """The README's ten lines run as they stand."""
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    code = readme.split("```python\n")[1].split("```")[0]
-    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "tokens (exact)" in ended.stdout
-    assert len(readme.splitlines()) <= 150
