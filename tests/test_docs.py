@@ -72,7 +72,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
         assert broken_links(page) == ["gone.md", "#three", "gone.png", "#one--two"]
 
 
-ARCHITECTURE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGES_ABOUT_CODE: Final = ("architecture.md", "start/provider.md")
 
 
 def find_missing_names(page: str) -> list[str]:
@@ -88,9 +88,10 @@ def find_missing_names(page: str) -> list[str]:
     return missing
 
 
-def test_what_the_architecture_page_names_exists() -> None:
+@pytest.mark.parametrize("page", PAGES_ABOUT_CODE)
+def test_what_pages_about_the_code_name_exists(page: str) -> None:
     """Paths and names in backticks."""
-    assert find_missing_names(ARCHITECTURE) == []
+    assert find_missing_names((ROOT / "docs" / page).read_text(encoding="utf-8")) == []
 
 
 def test_names_that_are_gone_are_found() -> None:

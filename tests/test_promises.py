@@ -1,4 +1,4 @@
-"""Every promise of the README and the guide at once, on whole requests drawn at random, by virtual clock.
+"""Every promise of the README and the site at once, on whole requests drawn at random, by virtual clock.
 
 A case is drawn from one integer (`promises.draw`) and run (`promises.run`) against a target whose text is a pure
 function of the context, and which logs what it generates; `promises.checks` compares that with what the consumer saw.

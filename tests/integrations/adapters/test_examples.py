@@ -1,4 +1,4 @@
-"""The examples of the adapters' page and of `examples/` run as they stand, with tools, and leave nothing behind."""
+"""The examples of the page about agents and of `examples/` run as they stand, with tools, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from .scripted_server import Call, Reply, ScriptedServer
-from .table import PAGE
 
+PAGE = Path(__file__).parents[3] / "docs" / "start" / "agent.md"
 EXAMPLES = sorted(
     path.name
     for path in (Path(__file__).parents[3] / "examples").glob("*.py")
@@ -22,7 +22,7 @@ EXAMPLES = sorted(
 BLOCKS = [
     pytest.param(language, code, id=heading)
     for heading, language, code in re.findall(
-        r"^## ([^\n]+)\n\n```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S
+        r"^## ([^\n]+)\n\n<!-- not run: [^\n]+ -->\n```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S
     )
 ]
 ADDRESS = "http://127.0.0.1:8000/v1"
