@@ -124,7 +124,7 @@ def test_the_readme_shows_what_a_result_says(tmp_path: Path) -> None:
     """Its program ends with the line that counts tokens, and it can be read at one sitting."""
     first = next(block for block in PROGRAMS if block.page == "README.md")
     assert "tokens (exact)" in run([sys.executable, "-c", first.program], tmp_path)
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
 # ---------------------------------------------------------------------------------------------- the test itself
