@@ -35,6 +35,8 @@ from llm_spec import (
     ChatRequest,
     ConcurrencyLimit,
     DraftError,
+    Fallback,
+    Retry,
     Round,
     SpeculativeDecoder,
     SpeculativeFinish,
@@ -102,11 +104,35 @@ def test_no_promise_is_broken(chosen: range) -> None:
     assert not found, report(found)
 
 
-@pytest.mark.parametrize("seed", [2451, 8198, 10694, 12718])
+@pytest.mark.parametrize("seed", [2451, 2457, 2462, 8198, 10694, 12718])
 def test_cases_that_broke_one_once(seed: int) -> None:
-    """A trial beside the only stream; the baseline's time; a budget's end inside a character; tokens nobody counted."""
+    """A trial beside the only stream; a call that was not waited for; a draft that failed, unreported; the baseline's
+    time; a budget's end inside a character; tokens nobody counted."""
     found, _ = outcome_of(seed)
     assert not found, report(found)
+
+
+FAILING: Final = (
+    Ask(max_tokens=1),
+    Ask(max_tokens=4),
+    Ask(stop=(" ",)),
+    Ask(whole=True),
+    Ask(fault=Fault(scope="root", at=2)),
+    Ask(fault=Fault(how="error", scope="continued"), max_tokens=12),
+    Ask(temperature=1.0, top_k=2),
+)
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe", "score", "judge", "regenerate", "predict"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_no_failure_is_silent(strategy: StrategyName, at: int) -> None:
+    """A draft that fails while its words still last, whatever ends the answer, and though the target fails, too."""
+    case = Case(seed=at, strategy=strategy, kind="scorer", takes_prediction=True, draft="failing", at=at)
+    case = replace(case, draft_piece_s=0.0, baseline_every=0)
+    for ask in FAILING:
+        outcome = run_case(replace(case, asks=(ask,)))
+        assert not check(outcome), ask
+        assert outcome.draft.num_failed["#0"], ask
 
 
 @pytest.mark.slow
@@ -250,6 +276,14 @@ class LosesReasoning(Honest):
         return replace(result, reasoning="")
 
 
+class HidesFailures(Honest):
+    def change_event(self, event: StreamEvent) -> list[StreamEvent]:
+        return [] if isinstance(event, Fallback | Retry) else [event]
+
+    def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
+        return replace(result, fallbacks=(), retries=())
+
+
 class CountsNothing(Honest):
     def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
         self.stats.reset()
@@ -372,6 +406,8 @@ FAULTS: Final[Mapping[str, tuple[Case, type[SpeculativeDecoder], str]]] = {
     "a cost that is not that of the tokens": (LONG, AddsToTheCost, "usage"),
     "plain_s not measured": (replace(LONG, strategy="race"), GuessesPlain, "time"),
     "reasoning lost": (replace(LONG, thinks=True), LosesReasoning, "result"),
+    "a draft's failure hidden": (replace(LONG, strategy="race", draft="failing"), HidesFailures, "result"),
+    "a target's failure hidden": (replace(LONG, asks=(Ask(fault=Fault(count=2)),)), HidesFailures, "result"),
     "statistics that do not add up": (LONG, CountsNothing, "result"),
     "more accepted than drafted": (LONG, AcceptsMore, "result"),
     "slower than plain": (LONG, Slow, "time"),

@@ -212,6 +212,7 @@ class _AnswerAttempts:
             return await self._open_with_fallback()
         except Exception as error:
             target_call.breaker.record_outcome(error)
+            await self._close_opened_run()  # a draft would write on while the next attempt is waited for
             raise
 
     async def _open_with_fallback(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:

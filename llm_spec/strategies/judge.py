@@ -137,8 +137,7 @@ class _JudgedAnswer:
             report = _make_round_of_passages(index, passages, accepted, verdict)
             yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
             if self._finish is not None:
-                yield self._finish
-                return
+                break
             self._advance_past_judged_passages(passages, verdict)
             if len(accepted) < max(self._limits.judge.min_accepted * len(passages), verdict.num_accepted):
                 break
@@ -272,7 +271,10 @@ class _JudgedAnswer:
     # ------------------------------------------------------------------------------------------ alone
 
     async def _stream_target_alone(self) -> AsyncGenerator[StreamEvent]:
-        """What the target writes from here on, or all of it."""
+        """What the target writes from here on, or all of it; only the end if verdicts have completed the answer."""
+        if self._finish is not None:
+            yield self._finish
+            return
         if not self._text:
             async with stream_plain(self._target, self._request, self._limits) as events:
                 async for event in events:

@@ -469,11 +469,11 @@ class _MessageAnswer:
         try:
             while not self._has_ended:
                 others = self._take_in(await self._take_arrivals())
-                events = [*others, *self._take_chat_events()]
-                if self._is_parse_due():
-                    events += await self._parse()
-                for event in events:
+                for event in (*others, *self._take_chat_events()):
                     yield event
+                if self._is_parse_due():
+                    for event in await self._parse():
+                        yield event
                 if self._error is not None:
                     raise self._error
         except _ParserError as error:

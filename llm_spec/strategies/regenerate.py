@@ -43,7 +43,8 @@ async def _open_compared_answer(
     async with (
         full_draft.read_in_background(),
         stream_plain(context.target, context.request, limits) as events,
-        aclosing(_stream_and_compare_with_draft(events, full_draft, context)) as out,
+        aclosing(_report_failure_before_error(events, full_draft)) as reported_events,
+        aclosing(_stream_and_compare_with_draft(reported_events, full_draft, context)) as out,
     ):
         yield out
 
@@ -82,6 +83,19 @@ async def _stream_and_compare_with_draft(
                 yield event
             case _:
                 yield event
+
+
+async def _report_failure_before_error(
+    events: AsyncIterator[StreamEvent], full_draft: FullDraft
+) -> AsyncGenerator[StreamEvent]:
+    """The target's events; if they end with an error, the draft's failure is reported before it."""
+    try:
+        async for event in events:
+            yield event
+    except Exception:
+        if full_draft.failure is not None:
+            yield Fallback(full_draft.failure)
+        raise
 
 
 async def _index_draft_pieces(draft: str) -> SequenceFollower[str]:

@@ -44,6 +44,8 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.contract.endpoint import Discoverable
+from llm_spec.contract.provider import Capabilities
+from llm_spec.decoder.config import StrategyName
 from llm_spec.testing import ScriptedProvider
 
 pytestmark = pytest.mark.virtual_clock
@@ -246,6 +248,22 @@ async def test_the_servers_wish_is_obeyed_beside_a_draft(double: Double, draft: 
         assert isinstance(outcome, SpeculativeResult)
         assert len(double.times) == 2
         assert 0.12 <= double.times[1] - double.times[0] < 2.0
+
+
+@pytest.mark.parametrize("strategy", ["race", "regenerate"])
+async def test_a_draft_ends_with_its_attempt(strategy: StrategyName) -> None:
+    """It writes nothing more, and costs nothing, while the next attempt is waited for."""
+    busy = TransientError("answered 429", status=429, retry_after_s=1.0)
+    can = Capabilities(continue_prefix=True)
+    target = ScriptedProvider(TEXT, delay_first_s=0.1, fail_at={0: busy}, capabilities=can)
+    draft = ScriptedProvider(TEXT, delay_piece_s=10.0)
+    config = SpeculativeConfig(strategy=strategy, retry=RetryPolicy(max_attempts=2))
+    decoder = SpeculativeDecoder(target=target, draft=ProviderDraft(draft), config=config)
+    answer = asyncio.create_task(decoder.decode("tell"))
+    await asyncio.sleep(0.5)
+    assert (len(target.requests), draft.num_open, draft.num_closed) == (1, 0, 1)
+    with pytest.raises(TransientError):
+        await answer
 
 
 @pytest.mark.parametrize("kind", PROVIDERS)

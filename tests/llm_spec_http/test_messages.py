@@ -333,6 +333,28 @@ async def test_what_was_confirmed_before_an_error_is_given() -> None:
         assert "".join(event.text for event in given if isinstance(event, TextDelta)) == "I read both of them,"
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_what_came_together_with_the_parsers_failure_is_given(goes_on: bool) -> None:
+    """Text that chat wrote, and why the draft failed: neither is lost if the parser is called at once, and fails."""
+    server = MessageServer(dict(ANSWERS))
+
+    async def confirm(endpoint: TokenEndpoint, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        ids = await read_chat_ids(endpoint, request)
+        yield TextDelta("", "plain", tuple(ids[:6]))
+        yield Fallback("the draft is busy")
+        if goes_on:
+            yield TextDelta("", "accepted", tuple(server.encode(" other")))
+        yield Finish("length")
+
+    async with opened(server) as target:
+        own = await answer_plain(target, ask("two"))
+        server.num_derenders_left = 0
+        given = await confirm_tokens(target, ask("two"), confirm)
+        assert "".join(event.text for event in given if isinstance(event, TextDelta)) == own.content
+        failure, other_failure = [event.reason for event in given if isinstance(event, Fallback)]
+        assert failure == "the draft is busy" != other_failure
+
+
 Confirm = Callable[[TokenEndpoint, ChatRequest], AsyncGenerator[StreamEvent]]
 
 

@@ -133,6 +133,7 @@ class UsageLedger:
     last_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # when the last token was
     generated: Counter[str] = field(default_factory=Counter[str])  # tokens, EOS and verdicts counted
     faults: Counter[str] = field(default_factory=Counter[str])
+    silent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # until a call was left
     bills: defaultdict[str, list[Bill]] = field(default_factory=lambda: defaultdict(list))
     breaches: list[str] = field(default_factory=list[str])  # what a target must never be sent
 
@@ -529,7 +530,12 @@ class Target:
         self.ledger.faults[tag] += 1
         match fault.how:
             case "silence":
-                await asyncio.sleep(FOREVER_S)
+                began_s = asyncio.get_running_loop().time()
+                try:
+                    await asyncio.sleep(FOREVER_S)
+                finally:
+                    lasted_s = asyncio.get_running_loop().time() - began_s
+                    self.ledger.silent_s[tag] = max(self.ledger.silent_s[tag], lasted_s)
             case "status 500":
                 raise TransientError("answered 500", status=500)
             case "status 429":

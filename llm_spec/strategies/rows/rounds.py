@@ -94,12 +94,14 @@ async def answer_in_rounds(
                     usage = rounds.count_answer_usage(num_shown)
                     finish = Finish("stop", usage, "stop_string", stop_string=matcher.matched)
                     break
-        if finish is not None:  # else the target's own stream broke off without one
-            yield finish
+        last_events: list[StreamEvent] = [*rounds.take_unreported_failures()]
+        last_events += [] if finish is None else [finish]  # none if the target's own stream broke off
+        for last_event in last_events:
+            yield last_event
     except Exception:
-        if context.request.sampling.temperature != 0:  # what was sampled stays; greedily it is written again
-            for held_event in matcher.flush():
-                yield held_event
+        is_sampled = context.request.sampling.temperature != 0  # what was sampled stays; greedily it is written again
+        for last_event in (*(matcher.flush() if is_sampled else ()), *rounds.take_unreported_failures()):
+            yield last_event
         raise
     finally:
         await rounds.aclose()
@@ -189,13 +191,13 @@ class _ServerRounds:
             await self._handle_arrivals()
             if not self._is_over and self._error is None:
                 wait_s = await self._apply_scheduler_decision()
-            for event in self._take_output_events():
-                yield event
+            while self._output:
+                yield self._output.pop(0)
         if self._error is not None:
             raise self._error
         await self._end_answer()
-        for event in self._take_output_events():
-            yield event
+        while self._output:
+            yield self._output.pop(0)
 
     async def aclose(self) -> None:
         """End the draft, the stream and every call, and wait until they are closed."""
@@ -211,6 +213,14 @@ class _ServerRounds:
         await asyncio.gather(*others, return_exceptions=True)
         await self._encoded_draft.aclose()
         await self._background_draft.aclose()
+
+    def take_unreported_failures(self) -> list[Fallback]:
+        """The failures that the answer's end came before: the draft's tokens may have lasted until then."""
+        failure = self._encoded_draft.failure or self._background_draft.failure
+        if failure is not None:
+            self._give_up_rows(failure)
+        output, self._output = self._output, []
+        return [event for event in output if isinstance(event, Fallback)]
 
     def count_answer_usage(self, num_tokens: int) -> Usage:
         """An answer's tokens; those that were read from scores the target did not write."""
@@ -240,10 +250,6 @@ class _ServerRounds:
         if decision.opens_stream:
             await self._open_remainder_stream()
         return decision.wait_s
-
-    def _take_output_events(self) -> list[StreamEvent]:
-        output, self._output = self._output, []
-        return output
 
     async def _wait_for_change(self, wait_s: float | None) -> None:
         """Wait until something comes, or so many seconds: then the next call is due."""

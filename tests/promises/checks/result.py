@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Usage
-from promises.checks.base import is_cut, num_tokens
+from promises.checks.base import num_tokens
 from promises.draw import Case
 from promises.run import Outcome, Shown
 from promises.target import REASONING, TRANSIENT
@@ -34,13 +34,7 @@ def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
     is_disturbed = is_disturbed or result.strategy in ("probe", "score", "judge")  # which ask for the answer alone
     if result.reasoning not in ("", thoughts) or (result.reasoning != thoughts and result.content and not is_disturbed):
         yield f"reasoning is {result.reasoning!r}; the target's is {thoughts!r}"
-    if not (result.fallbacks or is_cut(shown) or shown.ask.stop):
-        if outcome.draft.num_failed[shown.tag]:
-            yield "its draft failed, and no fallback says so"
-        # a race goes on without a stream that fails
-        by_rows = result.strategy in ("probe", "score") and result.finish_reason == "stop"
-        if by_rows and outcome.ledger.faults[shown.tag] and not result.retries:
-            yield "its target failed, and neither a fallback nor a retry says so"
+    yield from _silent_failures(outcome, shown, result)
     if not shown.ask.whole and not shown.has_left:
         yield from _events(outcome.case, shown, result)
 
@@ -61,6 +55,27 @@ def find_wrong_stats(outcome: Outcome) -> Iterator[str]:
     total = sum((result.stats for result in results), SpeculativeStats())
     if (stats.rounds.num_rounds, stats.rounds.num_draft_tokens) != (total.num_rounds, total.num_draft_tokens):
         yield f"the decoder counts {stats.rounds}"
+
+
+def _silent_failures(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iterator[str]:
+    if result.fallbacks or result.stopped_by in ("deadline", "budget"):  # which may come together with a failure
+        return
+    has_time_after_end = bool(result.retries) and outcome.case.close_s > 0  # while the broken stream is being closed
+    if outcome.draft.num_failed[shown.tag] and not has_time_after_end:
+        yield "its draft failed, and no fallback says so"
+    # a race goes on without a stream that fails; an answer that has all its tokens, or its stop string, needs no more
+    is_excused = result.strategy == "race" or result.finish_reason == "length" or result.stopped_by == "stop_string"
+    if _has_target_failed(outcome, shown) and not (result.retries or is_excused):
+        yield "its target failed, and neither a fallback nor a retry says so"
+
+
+def _has_target_failed(outcome: Outcome, shown: Shown) -> bool:
+    """Whether a call failed. A silent one has not, unless it was waited for as long as the timeouts allow."""
+    case, fault = outcome.case, shown.ask.fault
+    if fault is None or fault.how != "silence":
+        return outcome.ledger.faults[shown.tag] > 0
+    patience_s = case.between_chunks_s if fault.at else case.first_chunk_s
+    return patience_s is not None and outcome.ledger.silent_s[shown.tag] >= patience_s - case.round_trip_s
 
 
 def _round(strategy: str, item: Round) -> Iterator[str]:
