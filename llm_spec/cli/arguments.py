@@ -51,7 +51,12 @@ def build_argument_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_arguments(commands: _Commands) -> None:
-    run = commands.add_parser("run", help="answer a prompt with a draft and a target")
+    run = commands.add_parser(
+        "run",
+        help="answer a prompt with a draft and a target",
+        description="Answers a prompt, and shows how and how fast. A server is first asked what it can do, and answers "
+        "once alone, to be timed. If the output goes to a pipe, it gets one answer and no figures.",
+    )
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
     run.add_argument(
@@ -71,7 +76,9 @@ def _add_run_arguments(commands: _Commands) -> None:
     run.add_argument(
         "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
     )
-    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
+    run.add_argument(
+        "--temperature", type=float, metavar="T", help="0 is greedy (the target's default; --compare at a server: 0)"
+    )
     run.add_argument("--top-p", type=float, metavar="P")
     run.add_argument(
         "--seed", type=int, metavar="N", help="the same seed gives the same text, with and without speculation"
