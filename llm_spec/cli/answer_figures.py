@@ -18,7 +18,7 @@ WHAT_TO_DO: Final[Mapping[PlainReason, str]] = {
     "baseline": "give a prompt with a longer answer",
     "not_worthwhile": "try other drafts and strategies; `llm-spec bench` compares them on your prompts",
     "not_measured": "give a prompt with a longer answer",
-    "not_verified": "use a slower target, or give a prompt with a longer answer, so that a draft has time to help",
+    "not_verified": "name another --strategy, or give a prompt with a longer answer; a server needs spare capacity",
     "budget": "raise --max-cost",
     "refused": "name another --strategy",
     "retried": "try again",
