@@ -1,7 +1,7 @@
 """What a measurement says to use: the last line of a report.
 
 It goes by the verdicts and intervals of the table, and computes none of its own. An interval narrows with the square
-root of the number of prompts. Once it is as narrow as a gain of `_WORTHWHILE`, it cannot hold both 1 and that gain.
+root of the number of prompts. Once it is as narrow as a gain of `WORTHWHILE_GAIN`, it cannot hold both 1 and that gain.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from llm_spec.cli.bench.figures import MIN_UNITS, ContenderSummary, RatioEstimate
 from llm_spec.cli.bench.report import BenchReport, format_estimate_interval, format_ratio
 
-__all__ = ["BenchAdvice", "find_advice"]
+__all__ = ["WORTHWHILE_GAIN", "BenchAdvice", "find_advice"]
 
-_WORTHWHILE: Final = 0.05  # the least gain that more prompts are to show
+WORTHWHILE_GAIN: Final = 0.05  # the least that more prompts are to show, or a plan to promise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def _get_ratio(measured: _Measured) -> float:
 
 def _may_be_faster(median: RatioEstimate) -> bool:
     """Whether the interval leaves room for a gain that is worthwhile."""
-    return median.high is None or median.high >= 1 + _WORTHWHILE
+    return median.high is None or median.high >= 1 + WORTHWHILE_GAIN
 
 
 def _advise_to_use(best: _Measured, report: BenchReport) -> BenchAdvice:
@@ -79,7 +79,7 @@ def _advise_to_measure_more(median: RatioEstimate, report: BenchReport) -> Bench
         more = (MIN_UNITS - median.num_units) * size
         text = f"too few prompts to tell; at least {more} more are needed"
     else:
-        narrowing = math.log(median.high / median.low) / math.log(1 + _WORTHWHILE)
+        narrowing = math.log(median.high / median.low) / math.log(1 + WORTHWHILE_GAIN)
         more = math.ceil(median.num_units * (narrowing**2 - 1)) * size
-        text = f"no difference shown; about {more} prompts more would tell {_WORTHWHILE:.0%}"
+        text = f"no difference shown; about {more} prompts more would tell {WORTHWHILE_GAIN:.0%}"
     return BenchAdvice(use=report.plain.name, text=text, more_prompts=more)
