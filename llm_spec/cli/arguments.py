@@ -88,7 +88,7 @@ def _add_run_arguments(commands: _Commands) -> None:
         "--target-price", metavar="IN:OUT[:CACHED]", help="price per million tokens, used for the cost in the summary"
     )
     run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
-    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer before it costs more than this")
+    run.add_argument("--max-cost", type=float, metavar="X", help="end each answer before it costs more than this")
     run.add_argument("--no-speculation", action="store_true", help="use the target alone")
     run.add_argument("--compare", action="store_true", help="also run the target alone, and compare text and time")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
