@@ -55,7 +55,7 @@ def _add_run_arguments(commands: _Commands) -> None:
         "run",
         help="answer a prompt with a draft and a target",
         description="Answers a prompt, and shows how and how fast. A server is first asked what it can do, and answers "
-        "once alone, to be timed. If the output goes to a pipe, it gets one answer and no figures.",
+        "once alone, to be timed; not if the output is a pipe, unless you give --compare or --json.",
     )
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
