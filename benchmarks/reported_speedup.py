@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,15 @@ async def compare(
     num_concurrent: int = 1,
     **options: Any,
 ) -> list[SpeedupReading]:
-    """Answers of one decoder, so many at a time; the target alone is timed beside each, or once."""
+    """Answers of one decoder, so many at a time; the target alone is timed beside each, or once.
+
+    The decoder begins as `llm-spec run` does: it asks a server what it can do, and times one answer of its own.
+    """
     plain = SpeculativeDecoder(target=target, draft=None)
-    decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=strategy, **options))
+    config = SpeculativeConfig(strategy=strategy, **options)
+    decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
+    await decoder.discover()
+    await time_answer(decoder.with_config(replace(config, strategy="plain")), PROMPT, consumer_s=0.0)
     readings: list[SpeedupReading] = []
     plain_answers: list[tuple[float, Any]] = []
 

@@ -24,7 +24,7 @@ CLAIMS = {
     "local_checkpoint.py": "four answers, one text",
     "json_answer.py": "valid, and one text each",
     "local_tools.py": "the same call and answer: True",
-    "race_a_server.py": "the same text, exact",
+    "race_a_server.py": "the same text; alone",
     "serve_and_ask.py": "of which the draft wrote",
 }
 

@@ -51,7 +51,12 @@ def build_argument_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_arguments(commands: _Commands) -> None:
-    run = commands.add_parser("run", help="answer a prompt with a draft and a target")
+    run = commands.add_parser(
+        "run",
+        help="answer a prompt with a draft and a target",
+        description="Answers a prompt, and shows how and how fast. A server is first asked what it can do, and answers "
+        "once alone, to be timed; not if the output is a pipe, unless you give --compare or --json.",
+    )
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
     run.add_argument(
@@ -71,7 +76,9 @@ def _add_run_arguments(commands: _Commands) -> None:
     run.add_argument(
         "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
     )
-    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
+    run.add_argument(
+        "--temperature", type=float, metavar="T", help="0 is greedy (the target's default; --compare at a server: 0)"
+    )
     run.add_argument("--top-p", type=float, metavar="P")
     run.add_argument(
         "--seed", type=int, metavar="N", help="the same seed gives the same text, with and without speculation"
@@ -81,7 +88,7 @@ def _add_run_arguments(commands: _Commands) -> None:
         "--target-price", metavar="IN:OUT[:CACHED]", help="price per million tokens, used for the cost in the summary"
     )
     run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
-    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer before it costs more than this")
+    run.add_argument("--max-cost", type=float, metavar="X", help="end each answer before it costs more than this")
     run.add_argument("--no-speculation", action="store_true", help="use the target alone")
     run.add_argument("--compare", action="store_true", help="also run the target alone, and compare text and time")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of text")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple, TextIO
 
+from llm_spec.cli.bench.advice import WORTHWHILE_GAIN
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, TargetError
@@ -50,6 +51,7 @@ __all__ = [
     "AnswerEstimate",
     "ModelSpeed",
     "PlanScenario",
+    "describe_plan_advice",
     "estimate_answer",
     "find_break_even_acceptances",
     "list_possible_strategies",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 _NUM_SEEDS: Final = 6
+_LESS: Final = 1 - 1e-9  # times: more than rounding
 _WORDS_PER_LINE: Final = 10  # of a sentence
 
 
@@ -163,13 +166,13 @@ def find_break_even_acceptances(strategy: str, scenario: PlanScenario) -> tuple[
     faster = cheaper = 21  # the lowest so far, in twentieths
     for num_twentieths in range(20, -1, -1):
         found = estimate_answer(strategy, replace(scenario, acceptance=num_twentieths / 20))
-        if faster == num_twentieths + 1 and found.total_s < plain.total_s:
+        if faster == num_twentieths + 1 and found.total_s < _LESS * plain.total_s:
             faster = num_twentieths
         if (
             cheaper == num_twentieths + 1
             and found.cost is not None
             and plain.cost is not None
-            and found.cost < plain.cost
+            and found.cost < _LESS * plain.cost
         ):
             cheaper = num_twentieths
         if num_twentieths not in (faster, cheaper):
@@ -200,13 +203,20 @@ def _simulate_answer_time_and_cost(
     draft = None if strategy is PLAIN else _make_simulated_draft(strategy.simulation, scenario, answer, seed)
     request = ChatRequest.create(prompt, temperature=0.0)
     result = run_virtual(SpeculativeDecoder(target=target, draft=draft, config=config).decode(request))
-    return result.timings.total_s, result.cost.total
+    total_s = result.timings.total_s
+    if strategy.simulation == "batches":  # its target has read the prompt, which the first call does for all others
+        total_s += _compute_first_token_s(scenario) - scenario.target.token_s
+    return total_s, result.cost.total
+
+
+def _compute_first_token_s(scenario: PlanScenario) -> float:
+    return scenario.target.first_token_s + scenario.context * scenario.read_token_s
 
 
 def _make_simulated_target(kind: Simulation | None, scenario: PlanScenario, answer: str) -> LlmProvider:
     speed = scenario.target
     if kind in ("streams", "batches"):
-        first_token_s = speed.first_token_s + scenario.context * scenario.read_token_s
+        first_token_s = _compute_first_token_s(scenario)
         return SimulatedTarget(
             answer,
             first_token_s=speed.token_s if kind == "batches" else first_token_s,
@@ -326,6 +336,45 @@ def print_plan_table(
     missing = [strategy.name for strategy in list_simulated_strategies() if strategy not in strategies]
     if missing:
         print(f"\nNot with {target_name} and {draft_name}: {', '.join(missing)}.", file=out)
+    print(f"\n{describe_plan_advice(scenario, acceptances, strategies)}", file=out)
+
+
+def describe_plan_advice(
+    scenario: PlanScenario, acceptances: Sequence[float], strategies: Sequence[StrategyEntry]
+) -> str:
+    """One line: the fastest strategy at each acceptance, of those that keep the target's own text, else plain."""
+    plain = estimate_answer(PLAIN.name, scenario)
+    exact = [strategy.name for strategy in strategies if strategy.guarantee == "exact"]
+    choices: dict[str, list[tuple[float, AnswerEstimate]]] = {}
+    for acceptance in acceptances:
+        found = {name: estimate_answer(name, replace(scenario, acceptance=acceptance)) for name in exact}
+        best = min(found, key=lambda name: found[name].total_s, default=PLAIN.name)
+        if best == PLAIN.name or plain.total_s < (1 + WORTHWHILE_GAIN) * found[best].total_s:
+            choices.setdefault(PLAIN.name, []).append((acceptance, plain))
+        else:
+            choices.setdefault(f"--strategy {best}", []).append((acceptance, found[best]))
+    if [*choices] == [PLAIN.name]:
+        shares = _join_shares(acceptances)
+        return f"plain: no strategy that keeps the target's text is much faster where {shares} of the draft is right"
+    parts = [_describe_plan_choice(choice, estimates, plain) for choice, estimates in choices.items()]
+    return f"use: {'; '.join(parts)}"
+
+
+def _describe_plan_choice(choice: str, estimates: Sequence[tuple[float, AnswerEstimate]], plain: AnswerEstimate) -> str:
+    where = f"where {_join_shares([acceptance for acceptance, _ in estimates])} of the draft is right"
+    if choice == PLAIN.name:
+        return f"{choice} {where}"
+    gains = [f"{plain.total_s / found.total_s:.2f}x{_describe_cost_change(found, plain)}" for _, found in estimates]
+    return f"{choice} {where} ({', '.join(gains)})"
+
+
+def _describe_cost_change(found: AnswerEstimate, plain: AnswerEstimate) -> str:
+    return f" for {found.cost / plain.cost - 1:+.0%} cost" if found.cost is not None and plain.cost else ""
+
+
+def _join_shares(acceptances: Sequence[float]) -> str:
+    *others, last = (f"{acceptance:.0%}" for acceptance in acceptances)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _format_estimate_row(estimate: AnswerEstimate, plain: AnswerEstimate) -> str:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from llm_spec.cli.answer_figures import ComparedAnswer, describe_time
 from llm_spec.cli.screen import AnswerScreen, Spinner
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.errors import ConfigError, InvalidRequestError, TargetError, TransientError
@@ -22,9 +23,10 @@ from llm_spec.decoder.entry_points import open_draft, open_provider, strip_addre
 from llm_spec.decoder.pricing import parse_price
 from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.local.lookahead import CostAware, Fixed, LookaheadPolicy
+from llm_spec.measure.clock import now
 from llm_spec.strategies.registry import AUTO, PLAIN
 
-__all__ = ["run_prompt_command"]
+__all__ = ["answer_beside_plain", "run_prompt_command"]
 
 
 def run_prompt_command(arguments: argparse.Namespace) -> int:
@@ -35,9 +37,19 @@ def run_prompt_command(arguments: argparse.Namespace) -> int:
     with Spinner(f"loading {names}", sys.stderr):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
-    result, same_text = asyncio.run(_answer_and_compare_with_plain(request, config, target, draft, arguments))
-    _print_answer_figures(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
+    answer = asyncio.run(_answer_and_close(request, config, target, draft, arguments))
+    for reason in answer.result.fallbacks:
+        _say(f"the draft failed and the target continued alone: {reason}")
+    if arguments.json:
+        print(json.dumps(answer.to_dict()))
+    elif _has_figures(arguments):
+        print(f"\n{answer.describe()}", file=sys.stdout if sys.stdout.isatty() else sys.stderr)
     return 0
+
+
+def _has_figures(arguments: argparse.Namespace) -> bool:
+    """Whether anybody is shown figures; a pipe is given the answer alone."""
+    return bool(arguments.json or arguments.compare or sys.stdout.isatty())
 
 
 def _build_prompt_request(arguments: argparse.Namespace) -> ChatRequest:
@@ -91,41 +103,81 @@ def _parse_lookahead_policy(argument: str) -> LookaheadPolicy:
         raise ConfigError(f"lookahead is {argument!r}; it must be 'adaptive' or an integer from 1 to 32") from error
 
 
-async def _answer_and_compare_with_plain(
+async def _answer_and_close(
     request: ChatRequest,
     config: SpeculativeConfig,
     target: LlmProvider,
     draft: DraftProvider | None,
     arguments: argparse.Namespace,
-) -> tuple[SpeculativeResult, bool | None]:
-    """The result and, compared with the target alone, whether its text is the same."""
+) -> ComparedAnswer:
     try:
-        screen = AnswerScreen(sys.stdout, silent=arguments.json)
         decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
-        if config.strategy != AUTO:  # it does not need to know for a first answer
-            with suppress(TransientError):  # the answer will say so
-                await decoder.discover()
-        result = await _print_answer_as_it_comes(decoder, target.name, request, screen)
-        if not arguments.compare:
-            return result, None
-        request = replace(request, sampling=replace(request.sampling, seed=result.seed))
-        with Spinner(f"running {target.name} alone, to compare", sys.stderr):
-            plain = await SpeculativeDecoder(target=target, draft=None).decode(request)
-        plain_s = plain.timings.total_s
-        basis = "by the clock, one run of each"
-        result = replace(result, plain_s=plain_s, plain_range_s=(plain_s, plain_s), speedup_basis=basis)
-        return result, plain.content == result.content
+        if arguments.compare and not decoder.is_target_local and request.sampling.temperature is None:
+            request = replace(request, sampling=replace(request.sampling, temperature=0.0))  # so that texts compare
+        screen = AnswerScreen(sys.stdout, silent=arguments.json)
+        return await answer_beside_plain(
+            decoder, request, screen, compares=arguments.compare, has_figures=_has_figures(arguments)
+        )
     finally:
         await target.aclose()
         if draft is not None:
             await draft.aclose()
 
 
+async def answer_beside_plain(
+    decoder: SpeculativeDecoder, request: ChatRequest, screen: AnswerScreen, *, compares: bool, has_figures: bool
+) -> ComparedAnswer:
+    """The answer, and the target's alone if the two are to be compared.
+
+    If somebody sees figures, a server is asked what it can do and timed alone first: before that is known, a decoder
+    does not speculate. A model in this process is timed while it answers, so there the target alone comes last.
+    """
+    plain, strategy = None, decoder.config.strategy
+    if not decoder.is_target_local and strategy != PLAIN.name:
+        if has_figures:
+            await _discover_and_say_so(decoder)
+            plain = await _time_target_alone_and_say_so(decoder, request)
+        elif strategy != AUTO:
+            with suppress(TransientError):  # the answer will say so
+                await decoder.discover()
+    result = await _print_answer_as_it_comes(decoder, request, screen)
+    if compares and plain is None:
+        alone = replace(request, prediction=None, sampling=replace(request.sampling, seed=result.seed))
+        with Spinner(f"running {decoder.target.name} alone, to compare", sys.stderr):
+            plain = await SpeculativeDecoder(target=decoder.target, draft=None).decode(alone)
+    return ComparedAnswer(result=result, plain=plain if compares else None)
+
+
+async def _discover_and_say_so(decoder: SpeculativeDecoder) -> None:
+    name, began_s = decoder.target.name, now()
+    try:
+        with Spinner(f"asking {name} what it can do", sys.stderr):
+            await decoder.discover()
+    except TransientError:
+        return  # the answer will say so
+    _say(f"asked {name} what it can do ({now() - began_s:.2f} s)")
+
+
+async def _time_target_alone_and_say_so(decoder: SpeculativeDecoder, request: ChatRequest) -> SpeculativeResult:
+    """The target's answer alone, from which the decoder learns its speed; the server has read the prompt before."""
+    name, alone = decoder.target.name, replace(request, prediction=None)
+    with Spinner(f"timing {name} alone", sys.stderr):
+        with suppress(InvalidRequestError):  # some servers refuse so short an answer
+            await SpeculativeDecoder(target=decoder.target, draft=None).decode(replace(alone, max_tokens=1))
+        plain = await decoder.with_config(replace(decoder.config, strategy=PLAIN.name)).decode(alone)
+    _say(f"timed {name} alone, with the prompt read before: {describe_time(plain)}")
+    return plain
+
+
+def _say(line: str) -> None:
+    print(f"llm-spec: {line}", file=sys.stderr)
+
+
 async def _print_answer_as_it_comes(
-    decoder: SpeculativeDecoder, target: str, request: ChatRequest, screen: AnswerScreen
+    decoder: SpeculativeDecoder, request: ChatRequest, screen: AnswerScreen
 ) -> SpeculativeResult:
     screen.print_colour_legend()
-    with Spinner(f"waiting for the first words of {target}", sys.stderr) as spinner:
+    with Spinner(f"waiting for the first words of {decoder.target.name}", sys.stderr) as spinner:
         async with decoder.stream(request) as events:
             async for event in events:
                 match event:
@@ -139,22 +191,3 @@ async def _print_answer_as_it_comes(
                     case _:
                         pass
     raise TargetError(f"{decoder.name} ended without a result")
-
-
-def _print_answer_figures(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
-    """The figures: on a terminal below the answer; of a comparison on standard error where a pipe gets the answer."""
-    for reason in result.fallbacks:
-        print(f"llm-spec: the draft failed and the target continued alone: {reason}", file=sys.stderr)
-    if as_json:
-        extra = {} if same_text is None else {"same_text_as_plain": same_text}
-        print(json.dumps(result.to_dict() | extra))
-        return
-    if not sys.stdout.isatty() and same_text is None:
-        return
-    out = sys.stdout if sys.stdout.isatty() else sys.stderr
-    print(f"\n{result.summary()}", file=out)
-    if result.stopped_by == "max_tokens":
-        print(f"the answer was cut off, because --max-tokens is {max_tokens}", file=out)
-    if same_text is not None:
-        texts = "the same text" if same_text else "a different text"
-        print(f"the target alone: {result.plain_s:.3f} s, {texts}", file=out)

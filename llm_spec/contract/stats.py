@@ -97,7 +97,8 @@ class SpeculativeStats:
     def summary(self) -> str:
         """A few words for people."""
         if not self.num_spec_steps:
-            return f"{self.num_emitted_tokens} tokens in {self.num_rounds} plain steps"
+            steps = "plain step" if self.num_rounds == 1 else "plain steps"
+            return f"{self.num_emitted_tokens} tokens in {self.num_rounds} {steps}"
         return (
             f"{self.num_emitted_tokens} tokens in {self.num_rounds} rounds; "
             f"{self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted "

@@ -146,7 +146,7 @@ class SimulatedTarget:
         self.max_open = max(self.max_open, self.num_open)
 
     def _get_answer_token_after(self, prefix: Sequence[int]) -> SampledToken:
-        at = len(prefix) - self._num_prompt
+        at = max(0, len(prefix) - self._num_prompt)  # a part of the prompt may be read alone
         if at >= len(self._pieces):
             return SampledToken(_EOS_ID, "", is_end=True)
         return SampledToken(self._encode_pieces([self._pieces[at]])[0], self._pieces[at])

@@ -35,12 +35,13 @@ def plan(capsys: pytest.CaptureFixture[str], target: str, draft: str, *arguments
 )
 def test_the_table(capsys: pytest.CaptureFixture[str], target: str, draft: str, shown: list[str]) -> None:
     """Each strategy that the target can serve, what it wins, and from where on; the others are named."""
-    printed = plan(capsys, target, draft, "--acceptance", "0.8")
+    printed, _, advice = plan(capsys, target, draft, "--acceptance", "0.8").rstrip().rpartition("\n\n")
     assert re.findall(r"^(\w+): ", printed, re.MULTILINE) == shown
     assert len(re.findall(r"^  (faster|never faster)", printed, re.MULTILINE)) == len(shown)
     assert len(re.findall(r"^ +80% +\d", printed, re.MULTILINE)) == len(shown)
     left_out = [entry.name for entry in list_simulated_strategies() if entry.name not in shown]
-    assert printed.endswith(f"Not with {target} and {draft}: {', '.join(left_out)}.\n")
+    assert printed.endswith(f"Not with {target} and {draft}: {', '.join(left_out)}.")
+    assert advice.startswith(("use: ", "plain: "))
 
 
 @pytest.mark.parametrize("draft", ["lookup", "suffix", "lookup+suffix"])

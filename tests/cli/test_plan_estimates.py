@@ -10,10 +10,12 @@ from llm_spec import ConfigError, Price
 from llm_spec.cli.plan import (
     ModelSpeed,
     PlanScenario,
+    describe_plan_advice,
     estimate_answer,
     find_break_even_acceptances,
     list_simulated_strategies,
 )
+from llm_spec.strategies.registry import find_strategy
 
 SITUATION = PlanScenario(
     context=2000,
@@ -79,6 +81,59 @@ def test_break_even() -> None:
     assert estimate_answer("predict", replace(SITUATION, acceptance=faster - 0.05)).total_s >= plain.total_s
     _, cheaper = find_break_even_acceptances("judge", SITUATION)
     assert cheaper == 1.0
+
+
+@pytest.mark.parametrize(("strategy", "output"), [("race", 600), ("probe", 200)])
+def test_a_servers_strategy_gains_by_a_right_draft_alone(strategy: str, output: int) -> None:
+    """With a wrong one it takes as long as the target, which reads the prompt and writes its first token, too."""
+    copied = replace(SITUATION, output=output, draft=ModelSpeed(first_token_s=0.0, token_s=0.0))
+    plain = estimate_answer("plain", copied)
+    wrong, right = (estimate_answer(strategy, replace(copied, acceptance=a)) for a in (0.0, 1.0))
+    assert wrong.total_s == pytest.approx(plain.total_s, rel=0.03)
+    assert right.total_s < 0.9 * plain.total_s
+
+
+LOCAL = replace(SITUATION, round_trip_s=0.0, draft=ModelSpeed(first_token_s=0.0, token_s=0.0), target_price=None)
+ADVICE: dict[str, tuple[PlanScenario, tuple[float, ...], list[str], str]] = {
+    "one acceptance": (LOCAL, (0.5,), ["tokens"], "use: --strategy tokens where 50% of the draft is right (1.85x)"),
+    "several": (
+        LOCAL,
+        (0.0, 0.01, 0.5),
+        ["tokens"],
+        "use: plain where 0% or 1% of the draft is right; --strategy tokens where 50% of the draft is right (1.85x)",
+    ),
+    "none is faster": (
+        LOCAL,
+        (0.0, 0.01, 0.02),
+        ["tokens"],
+        "plain: no strategy that keeps the target's text is much faster where 0%, 1% or 2% of the draft is right",
+    ),
+    "only one that may change the text is faster": (
+        SITUATION,
+        (1.0,),
+        ["judge"],
+        "plain: no strategy that keeps the target's text is much faster where 100% of the draft is right",
+    ),
+    "faster, for more money": (
+        SITUATION,
+        (0.8,),
+        ["predict", "judge"],
+        "use: --strategy predict where 80% of the draft is right (1.30x for +16% cost)",
+    ),
+    "no strategy at all": (
+        SITUATION,
+        (0.8,),
+        [],
+        "plain: no strategy that keeps the target's text is much faster where 80% of the draft is right",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_the_advice(name: str) -> None:
+    """The fastest of those that keep the text, where the gain is worthwhile."""
+    scenario, acceptances, strategies, line = ADVICE[name]
+    assert describe_plan_advice(scenario, acceptances, [find_strategy(name) for name in strategies]) == line
 
 
 @pytest.mark.parametrize("strategy", [entry.name for entry in list_simulated_strategies()])

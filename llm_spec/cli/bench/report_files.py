@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from llm_spec.cli.bench.advice import find_advice
 from llm_spec.cli.bench.records import AnswerRecord
 from llm_spec.cli.bench.report import BenchReport
 from llm_spec.cli.bench.report_html import render_report_page
@@ -46,6 +47,7 @@ def render_json(report: BenchReport) -> str:
         ends = {"worst": summary.ratios.worst_prompt, "best": summary.ratios.best_prompt}
         values["ratios"] |= {name: None if end is None else asdict(end) for name, end in ends.items()}
         contenders.append(values)
+    advice = find_advice(report)
     content = {
         "llm_spec_bench": _FORMAT_VERSION,
         "is_complete": report.is_complete,
@@ -55,6 +57,7 @@ def render_json(report: BenchReport) -> str:
         "load_before": report.load_before,
         "load_after": report.load_after,
         "priming_s": report.priming_s,
+        "advice": None if advice is None else asdict(advice),
         "contenders": contenders,
         "prompts": [
             {

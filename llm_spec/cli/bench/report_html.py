@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Final
 
+from llm_spec.cli.bench.advice import find_advice
 from llm_spec.cli.bench.figures import percentile
 from llm_spec.cli.bench.plots import (
     RatioDot,
@@ -40,7 +41,9 @@ def render_report_page(report: BenchReport) -> str:
     """The whole page."""
     style = (files("llm_spec.cli.bench") / "report.css").read_text(encoding="utf-8")
     title = f"llm-spec bench: {report.plain.target}"
+    advice = find_advice(report)
     sections = [
+        _render_line_section("Advice", [] if advice is None else [advice.text]),
         _draw_speedups(report),
         *(_render_table(table) for table in build_report_tables(report)),
         *_draw_latency_distributions(report),

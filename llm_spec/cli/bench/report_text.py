@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llm_spec.cli.bench.advice import find_advice
 from llm_spec.cli.bench.report import BenchReport, describe_bench_conditions
 from llm_spec.cli.bench.report_tables import ReportTable, build_report_tables, list_report_notes
 from llm_spec.cli.screen import escape_control_characters
@@ -16,7 +17,13 @@ _MAX_NAME: Final = 34
 def format_text_report(report: BenchReport) -> str:
     """The whole report."""
     tables = [_format_text_table(table) for table in build_report_tables(report)]
-    parts = ["\n".join(describe_bench_conditions(report)), *tables, "\n".join(list_report_notes(report))]
+    advice = find_advice(report)
+    parts = [
+        "\n".join(describe_bench_conditions(report)),
+        *tables,
+        "\n".join(list_report_notes(report)),
+        "" if advice is None else advice.text,
+    ]
     return escape_control_characters("\n\n".join(part for part in parts if part))
 
 
