@@ -1,6 +1,6 @@
 """Records the race that the server's page plays when it is opened: its first example, with the draft and without.
 
-    pip install '.[onnx]' && python tools/record_race.py        # writes it into llm_spec/server/page.html
+    pip install '.[onnx]' && python tools/record_race.py        # writes llm_spec/server/page/recording.json
 
 Of many runs on either side, one after the other, the fastest is kept: the one that the machine disturbed least. Events
 are lists, times in milliseconds: `[t, text, origin]`, and with the draft also rounds, as
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from llm_spec import Round, SpeculativeDecoder, SpeculativeFinish, TextDelta
 
-PAGE: Final = Path(__file__).parents[1] / "llm_spec" / "server" / "page.html"
+RECORDING: Final = Path(__file__).parents[1] / "llm_spec" / "server" / "page" / "recording.json"
 _ORIGINS: Final = ("accepted", "correction", "bonus", "plain")  # as the page has them
 _PROMPT: Final = "def getregentry():"
 _PAIR: Final = {"draft": "lookup+builtin:draft", "target": "builtin:target"}
@@ -77,12 +76,7 @@ async def main() -> None:
     lanes = [min(side, key=_get_total_s) for side in zip(*runs, strict=True)]
     recording = {"prompt": _PROMPT, **_PAIR, "num_runs": _NUM_RUNS, "lanes": lanes}
     text = json.dumps(recording, separators=(",", ":")).replace("<", "\\u003c")  # no end of the element within it
-    page, num_replaced = re.subn(
-        r'(?<=<script type="application/json" id="recording">).*(?=</script>)', lambda _: text, PAGE.read_text()
-    )
-    if num_replaced != 1:
-        raise SystemExit(f"{PAGE} has no place for a recording")
-    PAGE.write_text(page)
+    RECORDING.write_text(f"{text}\n")
     print(f"{' and alone '.join(f'{_get_total_s(lane) * 1000:.0f} ms' for lane in lanes)}; {len(text) / 1000:.1f} kB")
 
 

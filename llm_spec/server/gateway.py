@@ -7,7 +7,6 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
-from importlib.resources import files
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -28,6 +27,7 @@ from llm_spec.server.connections import SERVER_NAME
 from llm_spec.server.json_decoder import run_in_body_thread
 from llm_spec.server.metrics import CONTENT_TYPE, ServerMetrics
 from llm_spec.server.models import ServedModel, ServedModels
+from llm_spec.server.page import build_page
 from llm_spec.server.problems import HttpProblem, convert_error_to_problem
 from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
@@ -69,7 +69,7 @@ class Gateway:
         self._secret_texts = models.secret_texts
         self._num_open = 0
         self._body_reader = BodyReader(config)
-        self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
+        self._page = build_page().encode()
         self._cached_origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
         self.is_shutting_down = False
         self.wait_for_last_bodies = self._body_reader.wait_for_last_bodies

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
 from typing import Any, Final
 
-SOURCE: Final = files("llm_spec.server").joinpath("page.html").read_text(encoding="utf-8")
-RECORDED: Final = re.findall(r'<script type="application/json" id="recording">(.*)</script>', SOURCE)[0]
+from llm_spec.server.page import build_page
+
+SOURCE: Final = build_page()
+RECORDED: Final = re.findall(r'<script type="application/json" id="recording">\s*(.*?)\s*</script>', SOURCE)[0]
 
 
 def test_the_page_is_one_file_without_foreign_parts() -> None:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-__all__ = ["HOSTILE_TEXT", "PAGE", "RACE_STREAMS", "RECORDING", "ScriptedServer", "parts_of", "serve_scripts"]
+from llm_spec.server.page import build_page
 
-PAGE: Final = Path(__file__).parents[3] / "llm_spec" / "server" / "page.html"
+__all__ = ["HOSTILE_TEXT", "RACE_STREAMS", "RECORDING", "ScriptedServer", "parts_of", "serve_scripts"]
+
 RECORDING: Final[dict[str, Any]] = json.loads(
-    re.findall(r'<script type="application/json" id="recording">(.*)</script>', PAGE.read_text())[0]
+    (files("llm_spec.server.page") / "recording.json").read_text(encoding="utf-8")
 )
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -306,7 +306,7 @@ def refusal(status: int, message: str) -> web.Response:
 def make_app(server: ScriptedServer) -> web.Application:
     async def page(request: web.Request) -> web.Response:
         del request
-        body = await asyncio.to_thread(PAGE.read_text)
+        body = await asyncio.to_thread(build_page)
         return web.Response(text=body, content_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     async def models(request: web.Request) -> web.Response:
