@@ -88,6 +88,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/messages/count_tokens", self._handle_count_tokens)
             app.router.add_get(f"{prefix}/models", self._handle_list_models)
             app.router.add_get(f"{prefix}/models/{{name:.+}}", self._handle_get_model)
+            app.router.add_get(f"{prefix}/budget", self._handle_budget)
         app.router.add_get("/health", self._handle_readiness)
         app.router.add_get("/health/live", self._handle_liveness)
         app.router.add_get("/health/ready", self._handle_readiness)
@@ -205,6 +206,11 @@ class Gateway:
         return self._build_json_response(
             request, model.to_anthropic_model() if is_anthropics else model.to_openai_model()
         )
+
+    async def _handle_budget(self, request: web.Request) -> web.Response:
+        """What the budget of the client's own key has left."""
+        client = self._clients.authenticate(request.headers)
+        return self._build_json_response(request, {"object": "budget", **client.describe_budget()})
 
     async def _handle_liveness(self, request: web.Request) -> web.Response:
         return self._build_json_response(request, {"status": "ok"})
