@@ -1,31 +1,51 @@
 /** Figures of an answer, and what its race says. */
 "use strict";
 
+const GUARANTEES = {
+  exact: "the target’s own output",
+  "exact-text": "the target’s, its server tokenizes it again",
+  judged: "the target approved what it did not write",
+  lossy: "the rule may change the answer",
+};
+const NEXT = { // what to do about a reason for which nothing was speculated
+  configured: "Choose another strategy under Settings to use the draft.",
+  no_draft: "Give this model a draft in the server’s config.",
+  seed: "Leave the seed empty, or set the temperature to 0.",
+  discovery: "Run it again.",
+  baseline: "Run it again.",
+  not_measured: "Run it again.",
+  not_verified: "Allow a longer answer.",
+  not_worthwhile: "Choose a strategy under Settings to use it anyway.",
+  retried: "Run it again.",
+};
+
 function setFigure(id, value, basis) {
   const small = document.createElement("small");
   small.textContent = basis;
   $(id).replaceChildren(value, small);
 }
 
-function drawFigures(run) {
+/** `isDone`: nothing more comes, whether there is a result or not. */
+function drawFigures(run, isDone) {
   const { result, started } = run;
-  const drafted = run.numDrafted ? `${run.numAccepted} of ${count(run.numDrafted, "drafted token")}` : "nothing drafted yet";
-  setFigure("acceptance", percent(run.acceptance), result && !run.numDrafted ? "nothing drafted" : drafted);
-  setFigure("tokens-a-round", isNumber(run.meanAcceptanceLength) ? run.meanAcceptanceLength.toFixed(2) : "–", roundsOf(run));
-  setFigure("first-text", seconds(result?.timings?.first_text_s ?? run.firstText_s), run.total_s ? `of ${seconds(run.total_s)}${result ? " in all" : " so far"}` : "time to the first text");
+  const yet = isDone ? "" : " yet";
+  const drafted = run.numDrafted ? `${run.numAccepted} of ${count(run.numDrafted, "drafted token")}` : `nothing drafted${yet}`;
+  setFigure("acceptance", percent(run.acceptance), drafted);
+  setFigure("tokens-a-round", isNumber(run.meanAcceptanceLength) ? run.meanAcceptanceLength.toFixed(2) : "–", roundsOf(run, yet));
+  setFigure("first-text", seconds(result?.timings?.first_text_s ?? run.firstText_s), run.total_s ? `of ${seconds(run.total_s)}${isDone ? " in all" : " so far"}` : `no text${yet}`);
   const isPriced = isNumber(result?.cost?.target);
   $("pace-name").textContent = isPriced ? "Cost" : "Tokens a second";
-  setFigure("pace", ...(isPriced ? costOf(result.cost) : paceOf(run)));
-  setFigure("guarantee", result?.strategy ?? started?.strategy ?? "–", guaranteeOf(result?.guarantee ?? started?.guarantee));
+  setFigure("pace", ...(isPriced ? costOf(result.cost) : paceOf(run, yet)));
+  setFigure("guarantee", result?.strategy ?? started?.strategy ?? "–", guaranteeOf(result?.guarantee ?? started?.guarantee, yet));
 }
 
-function roundsOf({ result, rounds }) {
+function roundsOf({ result, rounds }, yet) {
   const numRounds = result?.metrics?.num_rounds ?? rounds.length;
   if (numRounds) return count(numRounds, "round");
-  return result ? "not in rounds" : "no rounds yet";
+  return result ? "not in rounds" : `no rounds${yet}`;
 }
 
-const guaranteeOf = (name) => (name ? `${name}: ${GUARANTEES[name] ?? "see the documentation"}` : "and its guarantee");
+const guaranteeOf = (name, yet) => (name ? `${name}: ${GUARANTEES[name] ?? "see the documentation"}` : `not known${yet}`);
 
 function costOf(cost) {
   const against = isNumber(cost.saving) ? `, ${money(Math.abs(cost.saving))} ${cost.saving < 0 ? "more" : "less"} than plain` : "";
@@ -33,9 +53,9 @@ function costOf(cost) {
   return [money(cost.target + (cost.draft ?? 0)), wasted + against];
 }
 
-function paceOf(run) {
+function paceOf(run, yet) {
   const pace = perSecond(run);
-  return pace === null ? ["–", "no price known"] : [String(pace), `${count(run.numTokens, "token")} in ${seconds(run.total_s)}`];
+  return pace === null ? ["–", run.text ? "number of tokens not told" : `no tokens${yet}`] : [String(pace), `${count(run.numTokens, "token")} in ${seconds(run.total_s)}`];
 }
 
 function drawLegend(run) {
@@ -66,26 +86,32 @@ function drawReasoning(run) {
   if (slot.textContent.length !== run.reasoning.length) slot.textContent = run.reasoning;
 }
 
-// ---- The verdict ----------------------------------------------------------------------------------------------------
-
-/** What the race says in large, and what that rests on. */
-function verdictOf(run, alone) {
-  const { result } = run;
-  if (result?.plain_text) return { large: "No speculation", basis: `Why: ${result.plain_text}. ${NEXT[result.plain_reason] ?? ""}`.trim() };
-  if (alone?.result) return verdictOfRace(run, alone);
-  if (result?.speedup_range) return { ...rangeInWords(result.speedup_range), basis: `Against the target alone: ${result.speedup_basis}.` };
-  return { large: seconds(run.total_s), basis: "Race the target alone to compare the times." };
+/** What the races of a turn say in large, and what that rests on. */
+function verdictOf(turn) {
+  if (turn.comparable.length) return verdictOfRaces(turn);
+  const { draft, alone } = turn.middle;
+  const { result, total_s } = draft;
+  if (result.plain_text) return { large: "No speculation", basis: `Why: ${result.plain_text}. ${NEXT[result.plain_reason] ?? ""}`.trim() };
+  if (alone) return { large: seconds(total_s), rest: " with the draft", basis: "The target alone has not answered, so there is nothing to compare." };
+  if (result.speedup_range) return { ...rangeInWords(result.speedup_range), basis: `Against the target alone: ${result.speedup_basis}.` };
+  return { large: seconds(total_s), basis: turn.canRace ? "Race this answer to compare it with the target alone." : "" };
 }
 
-function verdictOfRace(run, alone) {
-  const isSame = run.text === alone.text;
-  const runs = page.numRuns === 1 ? "one run each" : `the fastest of ${page.numRuns} runs each`;
-  const times = `${seconds(run.total_s)} with the draft, ${seconds(alone.total_s)} alone: ${runs}, one after the other, by the server’s clock.`;
+function verdictOfRaces(turn) {
+  const { draft, alone } = turn.middle;
+  const isSame = draft.text === alone.text;
+  const numRaces = turn.recorded?.num_races ?? turn.comparable.length;
+  const times = `${seconds(draft.total_s)} with the draft, ${seconds(alone.total_s)} alone, one after the other, by the server’s clock.`;
   return {
-    ...inWords(alone.total_s / run.total_s),
-    rest: isSame ? ", same text" : ", another text",
-    basis: isSame ? times : `${times} ${differenceOf(run, alone)}`,
+    ...inWords(turn.speedup),
+    rest: `${numRaces === 1 ? " in one run" : `, median of ${numRaces}`}, ${isSame ? "same" : "another"} text`,
+    basis: [numRaces > 1 ? `${spreadOf(turn)} Shown is the middle one: ${times}` : times, isSame ? "" : differenceOf(draft, alone)].join(" ").trim(),
   };
+}
+
+function spreadOf({ recorded, comparable }) {
+  if (recorded) return `Half of the ${recorded.num_races} recorded races lie between ${ratio(recorded.quartiles[0])} and ${ratio(recorded.quartiles[1])}.`;
+  return `The races: ${comparable.map((race) => ratio(speedupOf(race))).join(", ")}.`;
 }
 
 function inWords(speedup) {
@@ -97,20 +123,10 @@ function rangeInWords([least, most]) {
   return { large: `${ratio(least)} to ${ratio(most)} as fast`, kind: least > 1 ? "sooner" : most < 1 ? "later" : "" };
 }
 
-function differenceOf(run, alone) {
-  const [ours, theirs] = [run.text, alone.text]; // put together once
+function differenceOf(draft, alone) {
+  const [ours, theirs] = [draft.text, alone.text]; // put together once
   let at = 0;
   while (ours[at] === theirs[at]) at++;
-  const reason = run.result?.same_text === false ? `: ${run.result.strategy} does not promise the same text here` : "";
+  const reason = draft.result.same_text === false ? `: ${draft.result.strategy} does not promise the same text here` : "";
   return `The texts differ from character ${at + 1}${reason}.`;
 }
-
-function showVerdict({ large, rest = "", basis, kind = "" }) {
-  const figure = document.createElement("b");
-  figure.textContent = large;
-  $("headline").replaceChildren(figure, rest);
-  $("headline").className = kind;
-  $("basis").textContent = basis;
-  $("verdict").hidden = false;
-}
-

@@ -48,16 +48,12 @@ class Lane {
     [this.name, this.about, this.clock, this.bar, this.text] = ["h3", ".muted", ".clock", ".bar", ".text"].map((name) => this.element.querySelector(name));
   }
 
-  open(runner, empty) {
-    this.run = new Run();
+  open([name, model], run, empty) {
+    this.run = run;
     this.text.dataset.empty = empty;
-    this.rename(runner);
-    this.rewind();
-  }
-
-  rename([name, model]) {
     this.name.textContent = name;
     this.about.textContent = model;
+    this.rewind();
   }
 
   rewind() { this.view = new TextView(this.text); }
@@ -70,8 +66,6 @@ class Lane {
     this.element.classList.toggle("live", this.run.isOpen || now_s < this.run.total_s);
   }
 }
-
-// ---- Replay: both lanes on one clock --------------------------------------------------------------------------------
 
 /** How much slower a race is shown that is over too soon to be seen; nice numbers, about four seconds. */
 const slowdownOf = (longest_s) => niceAbove(Math.max(1, 2.5 / longest_s));
@@ -102,32 +96,3 @@ class Replay {
     this.ended();
   }
 }
-
-function readRecording() {
-  const recording = JSON.parse($("recording").textContent);
-  if (!recording) return;
-  const { prompt, draft, target, num_runs: numRuns, lanes } = recording;
-  openRace(prompt, [[WITH_DRAFT, draft], [ALONE, target]], numRuns);
-  page.lanes.forEach(({ run }, index) => {
-    for (const chunk of chunksOf(lanes[index])) run.receive(chunk);
-  });
-  $("badge").hidden = false;
-  setStatus("The built-in pair, recorded on a 2-core machine. Press Run for your own.");
-  endRace();
-  if (!reducedMotion.matches) startReplay();
-}
-
-/** The chunks of a recorded lane, as its server sent them, less what the page does not read. */
-function* chunksOf({ events, usage, result }) {
-  for (const [t_ms, ...event] of events) {
-    const t = t_ms / 1000;
-    if (typeof event[0] === "string") {
-      yield { choices: [{ delta: { content: event[0] } }], llm_spec: { t, origin: ORIGINS[event[1]] } };
-    } else {
-      const [index, num_draft_tokens, num_accepted_tokens, num_emitted_tokens, draft_ms, verify_ms] = event;
-      yield { llm_spec: { round: { t, index, num_draft_tokens, num_accepted_tokens, num_emitted_tokens, draft_s: draft_ms / 1000, verify_s: verify_ms / 1000 } } };
-    }
-  }
-  yield { usage, llm_spec: { result } };
-}
-

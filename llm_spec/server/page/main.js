@@ -1,7 +1,8 @@
-/** The form, the races, and what happens when. */
+/** What the page shows and when: races, replays, the conversation. */
 "use strict";
 
-const page = { models: [], lanes: [new Lane("draft-lane"), new Lane("alone-lane")], timeline: null, numRuns: 1, controller: null, replay: null };
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+const page = { lanes: [new Lane("draft-lane"), new Lane("alone-lane")], timeline: null, turn: null, race: null, turns: [], controller: null, replay: null };
 
 const lanesInRace = () => page.lanes.filter((lane) => !lane.element.hidden);
 const longest = () => Math.max(1e-4, ...lanesInRace().map((lane) => lane.run.total_s));
@@ -15,7 +16,9 @@ function setStatus(text, unseen = "") {
 }
 
 function showError(error) {
-  $("alert").textContent = error instanceof ServerError ? error.message : `The answer broke off: ${error.message}`;
+  const { state, line } = explain(error);
+  setStatus(state);
+  $("alert").textContent = line;
   $("alert").hidden = false;
   if (error.status !== 401) return;
   $("key-box").open = true;
@@ -29,11 +32,16 @@ function setTitle(slowdown = 1) {
 
 function setButtons() {
   const isRunning = page.controller !== null;
-  const isOver = lanesInRace().every((lane) => lane.run?.deltas.length);
-  $("run").setAttribute("aria-disabled", String(isRunning));
-  $("stop").setAttribute("aria-disabled", String(!isRunning && !page.replay));
-  $("replay").setAttribute("aria-disabled", String(isRunning || !isOver));
+  const isOver = lanesInRace().every((lane) => lane.run.deltas.length);
+  const disable = (node, isDisabled) => node.setAttribute("aria-disabled", String(isDisabled));
+  disable($("stop"), !isRunning && !page.replay);
+  disable($("replay"), isRunning || !isOver);
+  for (const node of [$("run"), $("again"), $("send"), ...$("turns").querySelectorAll("button")]) disable(node, isRunning);
+  $("again").hidden = !page.turns.includes(page.turn) || !page.turn.canRace;
+  $("again").textContent = raceWords(page.turn);
 }
+
+const raceWords = (turn) => (turn.comparable.length ? "Race twice more" : "Race this answer");
 
 /** Calls `draw` before the next frame, however often it is asked to until then. */
 function onceAFrame(draw) {
@@ -44,6 +52,8 @@ function onceAFrame(draw) {
   };
 }
 
+// ---- The card of one race -------------------------------------------------------------------------------------------
+
 function drawLanes() {
   for (const lane of lanesInRace()) lane.draw(longest());
 }
@@ -52,34 +62,45 @@ function drawRace(isDone = false) {
   const { run } = page.lanes[0];
   drawLanes();
   page.timeline.draw(run, isDone);
-  drawFigures(run);
+  drawFigures(run, isDone);
   drawLegend(run);
   drawNotices(run);
   drawReasoning(run);
 }
 
-/** Clears the card for one or two `runners`, each a name and its model. */
-function openRace(prompt, [first, second], numRuns = 1) {
-  page.numRuns = numRuns;
-  page.lanes[0].open(first, "The answer appears here.");
-  page.lanes[1].open(second ?? [ALONE, ""], "Runs next. The two do not run at once, because they would slow each other down.");
-  page.lanes[1].element.hidden = !second;
+/** Clears the card for a race of a turn. What was not speculated is no race: it is the target alone. */
+function openRace(turn, race) {
+  Object.assign(page, { turn, race });
+  const isPlain = Boolean(race.draft.result?.plain_text);
+  page.lanes[0].open(isPlain ? [ALONE, race.draft.started?.target ?? ""] : turn.runners[0], race.draft, "The answer appears here.");
+  page.lanes[1].open(turn.runners[1], race.alone ?? new Run(), "Runs next. The two do not run at once, because they would slow each other down.");
+  page.lanes[1].element.hidden = isPlain || !race.alone;
   page.timeline = new Timeline($("timeline"));
-  $("asked").lastElementChild.textContent = prompt.trim().replace(/\s*\n\s*/g, " ⏎ ");
-  $("alert").hidden = $("badge").hidden = true;
+  $("notices").replaceChildren();
+  $("asked").lastElementChild.textContent = turn.prompt.trim().replace(/\s*\n\s*/g, " ⏎ ");
+  $("alert").hidden = true;
+  $("badge").hidden = !turn.recorded;
+  setTitle();
   showVerdict({ large: "…", basis: "" });
 }
 
-function endRace() {
-  const [draft, alone] = page.lanes;
-  if (draft.run.result?.plain_text) {
-    draft.rename([ALONE, draft.run.started?.target ?? ""]);
-    alone.element.hidden = true;
-  }
-  showVerdict(verdictOf(draft.run, alone.element.hidden ? null : alone.run));
+/** Shows a turn that is over: the race of its median. */
+function showTurn(turn) {
+  if (page.race !== turn.middle || turn.middle.draft.result.plain_text) openRace(turn, turn.middle);
+  showVerdict(verdictOf(turn));
   setTitle();
   drawRace(true);
+  drawConversation();
   setButtons();
+}
+
+function showVerdict({ large, rest = "", basis, kind = "" }) {
+  const figure = document.createElement("b");
+  figure.textContent = large;
+  $("headline").replaceChildren(figure, rest);
+  $("headline").className = kind;
+  $("basis").textContent = basis;
+  $("verdict").hidden = false;
 }
 
 function startReplay() {
@@ -95,74 +116,119 @@ function startReplay() {
   setButtons();
 }
 
-/** Asks, draws as the answer comes, and tells how it ended: done, stopped or failed. */
-async function follow(request, strategy, { run }, draw) {
+function readRecording() {
+  const recording = JSON.parse($("recording").textContent);
+  const { prompt, draft, target, lanes } = recording;
+  const turn = new Turn({ request: { messages: [{ content: prompt }] }, runners: [[WITH_DRAFT, draft], [ALONE, target]], recorded: recording });
+  turn.races = [{ draft: new Run(), alone: new Run() }];
+  [turn.races[0].draft, turn.races[0].alone].forEach((run, index) => {
+    for (const chunk of chunksOf(lanes[index])) run.receive(chunk);
+  });
+  showTurn(turn);
+  setStatus("The built-in pair, recorded on a 2-core machine. Press Run for your own.");
+  if (!reducedMotion.matches) startReplay();
+}
+
+// ---- Running --------------------------------------------------------------------------------------------------------
+
+async function start() {
+  if (page.controller) return;
+  if (!form.models.length && !(await loadModels())) return;
+  if (!areSettingsValid() || !$("form").reportValidity()) return;
+  await runRaces(readTurn($("prompt").value, []), 1, $("alone").checked);
+}
+
+/** One turn more: the settings are those of the form, without an example's. */
+async function reply() {
+  if (page.controller || !$("reply").reportValidity()) return;
+  leaveExample();
+  if (!areSettingsValid()) return;
+  const isDone = await runRaces(readTurn($("reply").value, page.turns), 1, $("alone").checked);
+  if (isDone) $("reply-form").reset();
+}
+
+function areSettingsValid() {
+  const wrong = $("settings").querySelector(":invalid");
+  if (!wrong) return true;
+  $("settings").open = true;
+  return wrong.reportValidity();
+}
+
+function raceAgain(turn) {
+  if (!page.controller) runRaces(turn, turn.comparable.length ? 2 : 1, true);
+}
+
+/** Runs a request, or so many races of it; whether all of them came to their end. */
+async function runRaces(turn, numRaces, isRace) {
+  page.replay?.end();
+  page.controller = new AbortController();
+  let error = null;
+  for (let number = 1; number <= numRaces && !error; number++) {
+    const race = turn.openRace(isRace && turn.canRace);
+    openRace(turn, race);
+    $("lanes").classList.add("fresh");
+    drawRace();
+    setButtons();
+    showCard();
+    error = await runSides(turn, race, numRaces > 1 ? `Race ${number} of ${numRaces}: ` : "");
+  }
+  page.controller = null;
+  $("lanes").classList.remove("fresh");
+  finish(turn, error);
+  return !error;
+}
+
+/** The sides of a race that have not run, by turns: at once they would share the machine, and the second finds caches. */
+async function runSides(turn, race, number) {
+  const [draft, alone] = page.lanes;
+  const sides = [[draft, turn.strategy, drawRace, race.alone ? "running with the draft." : "running."]];
+  if (race.alone) sides.push([alone, "plain", drawLanes, "running the target alone."]);
+  if (turn.races.length % 2 === 0) sides.reverse();
+  for (const [lane, strategy, draw, words] of sides) {
+    if (lane.run.result || (lane === alone && race.draft.result?.plain_text)) continue;
+    setStatus(number ? number + words : capitalized(words));
+    const error = await follow(turn.request, strategy, lane.run, draw);
+    if (error) return error;
+    const seed = lane.run.result?.seed;
+    if (isNumber(seed)) turn.request = { ...turn.request, seed };
+    if (lane === draft && sides.at(-1)[0] === alone) showVerdict({ large: seconds(draft.run.total_s), rest: " with the draft", basis: "Now running the target alone, for comparison." });
+  }
+  return null;
+}
+
+/** Asks, and draws as the answer comes; the error that ended it, if any. */
+async function follow(request, strategy, run, draw) {
   const frames = onceAFrame(draw);
   run.isOpen = true;
   try {
     await ask(request, strategy, run, frames.ask, page.controller.signal);
-    return "done";
+    return null;
   } catch (error) {
-    if (error.name === "AbortError") return "stopped";
-    showError(error);
-    return "failed";
+    return error;
   } finally {
     run.isOpen = false;
     frames.now();
   }
 }
 
-function readRequest() {
-  const request = {
-    model: $("model").value,
-    messages: [{ role: "user", content: $("prompt").value }],
-    stream: true,
-    stream_options: { include_usage: true },
-    max_tokens: $("max-tokens").valueAsNumber,
-    temperature: $("temperature").valueAsNumber,
-  };
-  return $("seed").value === "" ? request : { ...request, seed: $("seed").valueAsNumber };
-}
-
-async function start() {
-  if (page.controller) return;
-  if ($("settings").querySelector(":invalid")) $("settings").open = true;
-  if (!$("form").reportValidity()) return;
-  page.replay?.end();
-  page.controller = new AbortController();
-  const { draft, target, strategy: own } = aboutModel();
-  const chosen = $("strategy").value;
-  const isRace = $("alone").checked && canRace() && chosen !== "plain";
-  openRace($("prompt").value, isRace ? [[WITH_DRAFT, draft], [ALONE, target]] : [draft ? [WITH_DRAFT, draft] : [ALONE, target ?? ""]]);
-  setTitle();
-  $("lanes").classList.add("fresh");
-  drawRace();
-  setButtons();
-  showRace();
-  const outcome = await runLanes(readRequest(), chosen === own ? null : chosen, isRace);
-  page.controller = null;
-  finish(outcome);
-}
-
-/** One after the other: at once they would share the machine, and a server with one place makes the second wait. */
-async function runLanes(request, strategy, isRace) {
-  const [draft, alone] = page.lanes;
-  setStatus(isRace ? "Running with the draft." : "Running.");
-  const outcome = await follow(request, strategy, draft, drawRace);
-  if (outcome !== "done" || !isRace || draft.run.result?.plain_text) return outcome;
-  setStatus("Running the target alone.");
-  showVerdict({ large: seconds(draft.run.total_s), rest: " with the draft", basis: "Now running the target alone, for comparison." });
-  const seed = draft.run.result?.seed ?? request.seed;
-  return follow(isNumber(seed) ? { ...request, seed } : request, "plain", alone, drawLanes);
-}
-
-function finish(outcome) {
-  $("lanes").classList.remove("fresh");
-  endRace();
-  if (outcome === "done") return finishDone();
-  $("verdict").hidden = true;
-  for (const { text } of page.lanes) text.dataset.empty = "Nothing came.";
-  setStatus(outcome === "failed" ? "Failed." : `Stopped after ${seconds(longest())}.`);
+function finish(turn, error) {
+  loadBudget();
+  const stopped_s = Math.max(...lanesInRace().map((lane) => lane.run.reached_s));
+  turn.dropUnanswered();
+  if (turn.races.length) {
+    if (!page.turns.includes(turn)) page.turns = [...turn.history, turn];
+    showTurn(turn);
+  } else {
+    $("verdict").hidden = true;
+    drawRace(true);
+    drawConversation();
+    setButtons();
+  }
+  if (!error) return finishDone();
+  page.lanes[0].text.dataset.empty = "Nothing came.";
+  page.lanes[1].text.dataset.empty = page.lanes[0].run.result ? "Nothing came." : "Did not run.";
+  if (error.name === "AbortError") setStatus(stopped_s ? `Stopped after ${seconds(stopped_s)}. What came is kept.` : "Stopped before anything came.");
+  else showError(error);
 }
 
 function finishDone() {
@@ -175,8 +241,8 @@ function summaryOf(run) {
   return `Done: ${tokens}${run.finishReason === "length" ? ", up to max tokens" : ""}.`;
 }
 
-/** Where the answer is below the form, as on a phone, it comes into view. */
-function showRace() {
+/** Where the answer is out of sight, as on a phone, it comes into view. */
+function showCard() {
   const { top } = $("race").getBoundingClientRect();
   if (top >= 0 && top < innerHeight / 3) return;
   $("race").scrollIntoView({ behavior: reducedMotion.matches ? "auto" : "smooth", block: "start" });
@@ -187,82 +253,78 @@ function stop() {
   page.replay?.end();
 }
 
-function fill(select, names) {
-  const chosen = select.value;
-  select.replaceChildren(...names.map((name) => new Option(name, name)));
-  if (names.includes(chosen)) select.value = chosen;
-}
+// ---- The conversation -----------------------------------------------------------------------------------------------
 
-const aboutModel = () => page.models.find((model) => model.id === $("model").value)?.llm_spec ?? {};
-
-/** There is a draft to race with, and the model may be asked without it. */
-const canRace = () => Boolean(aboutModel().draft) && (aboutModel().strategies ?? []).includes("plain");
-
-function chooseModel() {
-  const about = aboutModel();
-  $("alone").closest("label").hidden = !canRace();
-  fill($("strategy"), about.strategies ?? ["auto"]);
-  if (about.strategies?.includes(about.strategy)) $("strategy").value = about.strategy;
-  $("pair").textContent = about.target ? `${about.draft ?? "no draft"} → ${about.target}` : "";
-  const isBuiltin = about.target?.startsWith("builtin:") ?? false;
-  $("builtin").hidden = !isBuiltin;
-  offerExamples(isBuiltin ? BUILTIN_EXAMPLES : CHAT_EXAMPLES);
-}
-
-function offerExamples(examples) {
-  const isUntouched = !$("prompt").value || $("examples").querySelector("[aria-pressed=true]");
-  $("examples").replaceChildren(...examples.map((example) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = example.name;
-    button.addEventListener("click", () => chooseExample(example));
-    return button;
+function drawConversation() {
+  $("conversation").hidden = !page.turns.length;
+  $("turns").replaceChildren(...page.turns.map((turn, index) => {
+    const [item, title] = [document.createElement("li"), document.createElement("p")];
+    const { large, rest = "" } = verdictOf(turn);
+    title.className = "muted";
+    title.textContent = large + rest;
+    item.append(quote("You", turn.prompt), quote("Answer", turn.answer), title, button("Show", index, () => look(turn)));
+    if (turn.canRace) item.append(button(raceWords(turn), index, () => raceAgain(turn)));
+    if (turn === page.turn) item.setAttribute("aria-current", "true");
+    return item;
   }));
-  if (isUntouched) chooseExample(examples[0]);
-  else markExample();
 }
 
-function chooseExample({ name, prompt, temperature = 0, seed = "" }) {
-  $("prompt").value = prompt;
-  $("temperature").value = temperature;
-  $("seed").value = seed;
-  markExample(name);
+function quote(name, text) {
+  const [paragraph, label, words] = ["p", "b", "span"].map((kind) => document.createElement(kind));
+  paragraph.className = "said";
+  label.textContent = name;
+  words.textContent = text;
+  words.tabIndex = 0; // it scrolls
+  paragraph.append(label, words);
+  return paragraph;
 }
 
-function markExample(chosen) {
-  for (const button of $("examples").children) button.setAttribute("aria-pressed", String(button.textContent === chosen));
+function button(name, index, act) {
+  const node = document.createElement("button");
+  node.type = "button";
+  node.textContent = name;
+  node.setAttribute("aria-label", `${name}: answer ${index + 1}`);
+  node.addEventListener("click", act);
+  return node;
 }
 
-async function loadModels() {
-  try {
-    const response = await fetchOk("v1/models", { headers: headers() });
-    page.models = (await response.json()).data ?? [];
-    $("alert").hidden = true;
-    fill($("model"), page.models.map((model) => model.id));
-    chooseModel();
-  } catch (error) {
-    showError(error);
-  }
+function look(turn) {
+  if (page.controller) return;
+  page.replay?.end();
+  showTurn(turn);
+  showCard();
 }
+
+// ---- Events ---------------------------------------------------------------------------------------------------------
 
 function onKey(event) {
   if (event.isComposing) return;
   if (event.key === "Escape") stop();
-  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  if (event.key !== "Enter") return;
+  const isOrder = event.ctrlKey || event.metaKey;
+  if (!isOrder && event.target !== $("key")) return;
   event.preventDefault();
-  start();
+  if (!isOrder) enterKey();
+  else if (event.target === $("reply")) reply();
+  else start();
+}
+
+async function enterKey() {
+  if (await loadModels()) $("prompt").focus();
 }
 
 $("form").addEventListener("submit", (event) => { event.preventDefault(); start(); });
+$("reply-form").addEventListener("submit", (event) => { event.preventDefault(); reply(); });
 $("stop").addEventListener("click", stop);
 $("replay").addEventListener("click", startReplay);
+$("again").addEventListener("click", () => raceAgain(page.turn));
 $("model").addEventListener("change", chooseModel);
-$("prompt").addEventListener("input", () => markExample());
-$("key").addEventListener("change", () => { if (!page.models.length) loadModels(); });
+$("prompt").addEventListener("input", leaveExample);
+for (const id of ["temperature", "seed"]) $(id).addEventListener("input", () => { form.sampling[id] = $(id).value; });
+$("key").addEventListener("change", loadModels);
 document.addEventListener("keydown", onKey);
 new ResizeObserver(() => page.timeline.draw(page.lanes[0].run, !page.controller)).observe($("timeline-box"));
 if (/Mac|iPhone|iPad/.test(navigator.platform)) $("run").querySelector("kbd").textContent = "⌘ ↵";
 $("settings").open = matchMedia("(min-width: 821px)").matches;
-openRace("", [[WITH_DRAFT, ""], [ALONE, ""]]);
 readRecording();
 loadModels();

@@ -41,7 +41,7 @@ class Timeline {
     const lanes = packLanes(run.upstreams);
     const width = this.element.clientWidth - MARGIN.left - MARGIN.right;
     const isEmpty = !run.rounds.length && !lanes.length;
-    $("timeline-note").textContent = noteOn(run);
+    $("timeline-note").textContent = noteOn(run, isDone);
     $("key-rounds").hidden = !run.rounds.length;
     $("key-streams").hidden = !lanes.length;
     const reached_s = Math.max(run.total_s, run.reached_s, 1e-4);
@@ -79,6 +79,8 @@ class Timeline {
     const base = MARGIN.top + ROUNDS_HEIGHT;
     this.#columns.setAttribute("transform", `translate(${MARGIN.left} ${base}) scale(${perSecond} ${-perToken})`);
     this.#strip.setAttribute("transform", `translate(${MARGIN.left} ${base + 4}) scale(${perSecond} 1)`);
+    setPatterns("rounds", 1 / perSecond, 1 / perToken);
+    setPatterns("strip", 1 / perSecond, 1);
     for (const group of [this.#columns, this.#strip]) group.classList.toggle("dense", numRounds * 5 > width);
     return base + STRIP_HEIGHT + 8;
   }
@@ -129,9 +131,16 @@ class Timeline {
   }
 }
 
-function noteOn({ rounds, upstreams }) {
+/** Patterns keep their size on a group that is scaled. */
+function setPatterns(group, x, y) {
+  for (const pattern of document.querySelectorAll(`pattern[id^=${group}-]`)) pattern.setAttribute("patternTransform", `scale(${x} ${y})`);
+}
+
+function noteOn({ rounds, upstreams, result }, isDone) {
   if (upstreams.length) return "Each bar is one stream of the target. Bars in different lanes ran at the same time.";
-  return rounds.length ? "Each column is one round: its height is its tokens, its width is its time." : "Rounds appear here as they end.";
+  if (rounds.length) return "Each column is one round: its height is its tokens, its width is its time.";
+  if (!isDone) return "Rounds appear here as they end.";
+  return result ? "This answer did not come in rounds." : "No round has ended.";
 }
 
 /** Streams that ran at the same time lie in different lanes, each in the first that is free. */
