@@ -7,7 +7,8 @@ const GUARANTEES = {
   judged: "the target approved what it did not write",
   lossy: "the rule may change the answer",
 };
-const NEXT = { // what to do about a reason for which nothing was speculated
+const NEXT = {
+  // what to do about a reason for which nothing was speculated
   configured: "Choose another strategy under Settings to use the draft.",
   no_draft: "Give this model a draft in the server’s config.",
   seed: "Leave the seed empty, or set the temperature to 0.",
@@ -29,14 +30,28 @@ function setFigure(id, value, basis) {
 function drawFigures(run, isDone) {
   const { result, started } = run;
   const yet = isDone ? "" : " yet";
-  const drafted = run.numDrafted ? `${run.numAccepted} of ${count(run.numDrafted, "drafted token")}` : `nothing drafted${yet}`;
+  const drafted = run.numDrafted
+    ? `${run.numAccepted} of ${count(run.numDrafted, "drafted token")}`
+    : `nothing drafted${yet}`;
   setFigure("acceptance", percent(run.acceptance), drafted);
-  setFigure("tokens-a-round", isNumber(run.meanAcceptanceLength) ? run.meanAcceptanceLength.toFixed(2) : "–", roundsOf(run, yet));
-  setFigure("first-text", seconds(result?.timings?.first_text_s ?? run.firstText_s), run.total_s ? `of ${seconds(run.total_s)}${isDone ? " in all" : " so far"}` : `no text${yet}`);
+  setFigure(
+    "tokens-a-round",
+    isNumber(run.meanAcceptanceLength) ? run.meanAcceptanceLength.toFixed(2) : "–",
+    roundsOf(run, yet),
+  );
+  setFigure(
+    "first-text",
+    seconds(result?.timings?.first_text_s ?? run.firstText_s),
+    run.total_s ? `of ${seconds(run.total_s)}${isDone ? " in all" : " so far"}` : `no text${yet}`,
+  );
   const isPriced = isNumber(result?.cost?.target);
   $("pace-name").textContent = isPriced ? "Cost" : "Tokens a second";
   setFigure("pace", ...(isPriced ? costOf(result.cost) : paceOf(run, yet)));
-  setFigure("guarantee", result?.strategy ?? started?.strategy ?? "–", guaranteeOf(result?.guarantee ?? started?.guarantee, yet));
+  setFigure(
+    "guarantee",
+    result?.strategy ?? started?.strategy ?? "–",
+    guaranteeOf(result?.guarantee ?? started?.guarantee, yet),
+  );
 }
 
 function roundsOf({ result, rounds }, yet) {
@@ -45,17 +60,22 @@ function roundsOf({ result, rounds }, yet) {
   return result ? "not in rounds" : `no rounds${yet}`;
 }
 
-const guaranteeOf = (name, yet) => (name ? `${name}: ${GUARANTEES[name] ?? "see the documentation"}` : `not known${yet}`);
+const guaranteeOf = (name, yet) =>
+  name ? `${name}: ${GUARANTEES[name] ?? "see the documentation"}` : `not known${yet}`;
 
 function costOf(cost) {
-  const against = isNumber(cost.saving) ? `, ${money(Math.abs(cost.saving))} ${cost.saving < 0 ? "more" : "less"} than plain` : "";
+  const against = isNumber(cost.saving)
+    ? `, ${money(Math.abs(cost.saving))} ${cost.saving < 0 ? "more" : "less"} than plain`
+    : "";
   const wasted = isNumber(cost.wasted) ? `${money(cost.wasted)} wasted` : "the target’s part";
   return [money(cost.target + (cost.draft ?? 0)), wasted + against];
 }
 
 function paceOf(run, yet) {
   const pace = perSecond(run);
-  return pace === null ? ["–", run.text ? "number of tokens not told" : `no tokens${yet}`] : [String(pace), `${count(run.numTokens, "token")} in ${seconds(run.total_s)}`];
+  return pace === null
+    ? ["–", run.text ? "number of tokens not told" : `no tokens${yet}`]
+    : [String(pace), `${count(run.numTokens, "token")} in ${seconds(run.total_s)}`];
 }
 
 function drawLegend(run) {
@@ -73,11 +93,13 @@ function drawLegend(run) {
 function drawNotices(run) {
   $("notices").hidden = !run.notices.length;
   if ($("notices").childElementCount === run.notices.length) return;
-  $("notices").replaceChildren(...run.notices.map(({ t, text }) => {
-    const item = document.createElement("li");
-    item.textContent = `${text} (at ${seconds(t)})`;
-    return item;
-  }));
+  $("notices").replaceChildren(
+    ...run.notices.map(({ t, text }) => {
+      const item = document.createElement("li");
+      item.textContent = `${text} (at ${seconds(t)})`;
+      return item;
+    }),
+  );
 }
 
 function drawReasoning(run) {
@@ -91,10 +113,20 @@ function verdictOf(turn) {
   if (turn.comparable.length) return verdictOfRaces(turn);
   const { draft, alone } = turn.middle;
   const { result, total_s } = draft;
-  if (result.plain_text) return { large: "No speculation", basis: `Why: ${result.plain_text}. ${NEXT[result.plain_reason] ?? ""}`.trim() };
-  if (alone) return { large: seconds(total_s), rest: " with the draft", basis: "The target alone has not answered, so there is nothing to compare." };
-  if (result.speedup_range) return { ...rangeInWords(result.speedup_range), basis: `Against the target alone: ${result.speedup_basis}.` };
-  return { large: seconds(total_s), basis: turn.canRace ? "Race this answer to compare it with the target alone." : "" };
+  if (result.plain_text)
+    return { large: "No speculation", basis: `Why: ${result.plain_text}. ${NEXT[result.plain_reason] ?? ""}`.trim() };
+  if (alone)
+    return {
+      large: seconds(total_s),
+      rest: " with the draft",
+      basis: "The target alone has not answered, so there is nothing to compare.",
+    };
+  if (result.speedup_range)
+    return { ...rangeInWords(result.speedup_range), basis: `Against the target alone: ${result.speedup_basis}.` };
+  return {
+    large: seconds(total_s),
+    basis: turn.canRace ? "Race this answer to compare it with the target alone." : "",
+  };
 }
 
 function verdictOfRaces(turn) {
@@ -105,18 +137,26 @@ function verdictOfRaces(turn) {
   return {
     ...inWords(turn.speedup),
     rest: `${numRaces === 1 ? " in one run" : `, median of ${numRaces}`}, ${isSame ? "same" : "another"} text`,
-    basis: [numRaces > 1 ? `${spreadOf(turn)} Shown is the middle one: ${times}` : times, isSame ? "" : differenceOf(draft, alone)].join(" ").trim(),
+    basis: [
+      numRaces > 1 ? `${spreadOf(turn)} Shown is the middle one: ${times}` : times,
+      isSame ? "" : differenceOf(draft, alone),
+    ]
+      .join(" ")
+      .trim(),
   };
 }
 
 function spreadOf({ recorded, comparable }) {
-  if (recorded) return `Half of the ${recorded.num_races} recorded races lie between ${ratio(recorded.quartiles[0])} and ${ratio(recorded.quartiles[1])}.`;
+  if (recorded)
+    return `Half of the ${recorded.num_races} recorded races lie between ${ratio(recorded.quartiles[0])} and ${ratio(recorded.quartiles[1])}.`;
   return `The races: ${comparable.map((race) => ratio(speedupOf(race))).join(", ")}.`;
 }
 
 function inWords(speedup) {
   if (Math.abs(speedup - 1) < 0.03) return { large: "As soon" };
-  return speedup > 1 ? { large: `${ratio(speedup)} sooner`, kind: "sooner" } : { large: `${ratio(1 / speedup)} later`, kind: "later" };
+  return speedup > 1
+    ? { large: `${ratio(speedup)} sooner`, kind: "sooner" }
+    : { large: `${ratio(1 / speedup)} later`, kind: "later" };
 }
 
 function rangeInWords([least, most]) {
@@ -127,6 +167,7 @@ function differenceOf(draft, alone) {
   const [ours, theirs] = [draft.text, alone.text]; // put together once
   let at = 0;
   while (ours[at] === theirs[at]) at++;
-  const reason = draft.result.same_text === false ? `: ${draft.result.strategy} does not promise the same text here` : "";
+  const reason =
+    draft.result.same_text === false ? `: ${draft.result.strategy} does not promise the same text here` : "";
   return `The texts differ from character ${at + 1}${reason}.`;
 }

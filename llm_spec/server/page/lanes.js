@@ -45,7 +45,9 @@ class TextView {
 class Lane {
   constructor(id) {
     this.element = $(id);
-    [this.name, this.about, this.clock, this.bar, this.text] = ["h3", ".muted", ".clock", ".bar", ".text"].map((name) => this.element.querySelector(name));
+    [this.name, this.about, this.clock, this.bar, this.text] = ["h3", ".muted", ".clock", ".bar", ".text"].map((name) =>
+      this.element.querySelector(name),
+    );
   }
 
   open([name, model], run, empty) {
@@ -56,7 +58,9 @@ class Lane {
     this.rewind();
   }
 
-  rewind() { this.view = new TextView(this.text); }
+  rewind() {
+    this.view = new TextView(this.text);
+  }
 
   draw(longest_s, now_s = Infinity) {
     const reached_s = Math.min(now_s, this.run.total_s);

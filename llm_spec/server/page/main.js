@@ -2,7 +2,15 @@
 "use strict";
 
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
-const page = { lanes: [new Lane("draft-lane"), new Lane("alone-lane")], timeline: null, turn: null, race: null, turns: [], controller: null, replay: null };
+const page = {
+  lanes: [new Lane("draft-lane"), new Lane("alone-lane")],
+  timeline: null,
+  turn: null,
+  race: null,
+  turns: [],
+  controller: null,
+  replay: null,
+};
 
 const lanesInRace = () => page.lanes.filter((lane) => !lane.element.hidden);
 const longest = () => Math.max(1e-4, ...lanesInRace().map((lane) => lane.run.total_s));
@@ -33,10 +41,11 @@ function setTitle(slowdown = 1) {
 function setButtons() {
   const isRunning = page.controller !== null;
   const isOver = lanesInRace().every((lane) => lane.run.deltas.length);
+  const orders = [$("run"), $("again"), $("send"), ...$("turns").querySelectorAll("button")];
   const disable = (node, isDisabled) => node.setAttribute("aria-disabled", String(isDisabled));
   disable($("stop"), !isRunning && !page.replay);
   disable($("replay"), isRunning || !isOver);
-  for (const node of [$("run"), $("again"), $("send"), ...$("turns").querySelectorAll("button")]) disable(node, isRunning);
+  for (const node of orders) disable(node, isRunning);
   $("again").hidden = !page.turns.includes(page.turn) || !page.turn.canRace;
   $("again").textContent = raceWords(page.turn);
 }
@@ -47,8 +56,17 @@ const raceWords = (turn) => (turn.comparable.length ? "Race twice more" : "Race 
 function onceAFrame(draw) {
   let frame = null;
   return {
-    ask() { frame ??= requestAnimationFrame(() => { frame = null; draw(); }); },
-    now() { cancelAnimationFrame(frame); frame = null; draw(); }, // the last, also where a hidden page has no frames
+    ask() {
+      frame ??= requestAnimationFrame(() => {
+        frame = null;
+        draw();
+      });
+    },
+    now() {
+      cancelAnimationFrame(frame);
+      frame = null;
+      draw();
+    }, // the last, also where a hidden page has no frames
   };
 }
 
@@ -72,8 +90,10 @@ function drawRace(isDone = false) {
 function openRace(turn, race) {
   Object.assign(page, { turn, race });
   const isPlain = Boolean(race.draft.result?.plain_text);
-  page.lanes[0].open(isPlain ? [ALONE, race.draft.started?.target ?? ""] : turn.runners[0], race.draft, "The answer appears here.");
-  page.lanes[1].open(turn.runners[1], race.alone ?? new Run(), "Runs next. The two do not run at once, because they would slow each other down.");
+  const first = isPlain ? [ALONE, race.draft.started?.target ?? ""] : turn.runners[0];
+  const later = "Runs next. The two do not run at once, because they would slow each other down.";
+  page.lanes[0].open(first, race.draft, "The answer appears here.");
+  page.lanes[1].open(turn.runners[1], race.alone ?? new Run(), later);
   page.lanes[1].element.hidden = isPlain || !race.alone;
   page.timeline = new Timeline($("timeline"));
   $("notices").replaceChildren();
@@ -116,14 +136,25 @@ function startReplay() {
   setButtons();
 }
 
+function readRun(lane) {
+  const run = new Run();
+  for (const chunk of chunksOf(lane)) run.receive(chunk);
+  return run;
+}
+
 function readRecording() {
   const recording = JSON.parse($("recording").textContent);
   const { prompt, draft, target, lanes } = recording;
-  const turn = new Turn({ request: { messages: [{ content: prompt }] }, runners: [[WITH_DRAFT, draft], [ALONE, target]], recorded: recording });
-  turn.races = [{ draft: new Run(), alone: new Run() }];
-  [turn.races[0].draft, turn.races[0].alone].forEach((run, index) => {
-    for (const chunk of chunksOf(lanes[index])) run.receive(chunk);
+  const request = { messages: [{ content: prompt }] };
+  const turn = new Turn({
+    request,
+    runners: [
+      [WITH_DRAFT, draft],
+      [ALONE, target],
+    ],
+    recorded: recording,
   });
+  turn.races = [{ draft: readRun(lanes[0]), alone: readRun(lanes[1]) }];
   showTurn(turn);
   setStatus("The built-in pair, recorded on a 2-core machine. Press Run for your own.");
   if (!reducedMotion.matches) startReplay();
@@ -178,7 +209,7 @@ async function runRaces(turn, numRaces, isRace) {
   return !error;
 }
 
-/** The sides of a race that have not run, by turns: at once they would share the machine, and the second finds caches. */
+/** Runs the sides that have not run, one after the other. Each is first by turns: the second finds caches. */
 async function runSides(turn, race, number) {
   const [draft, alone] = page.lanes;
   const sides = [[draft, turn.strategy, drawRace, race.alone ? "running with the draft." : "running."]];
@@ -191,7 +222,10 @@ async function runSides(turn, race, number) {
     if (error) return error;
     const seed = lane.run.result?.seed;
     if (isNumber(seed)) turn.request = { ...turn.request, seed };
-    if (lane === draft && sides.at(-1)[0] === alone) showVerdict({ large: seconds(draft.run.total_s), rest: " with the draft", basis: "Now running the target alone, for comparison." });
+    if (lane === draft && sides.at(-1)[0] === alone) {
+      const basis = "Now running the target alone, for comparison.";
+      showVerdict({ large: seconds(draft.run.total_s), rest: " with the draft", basis });
+    }
   }
   return null;
 }
@@ -227,7 +261,8 @@ function finish(turn, error) {
   if (!error) return finishDone();
   page.lanes[0].text.dataset.empty = "Nothing came.";
   page.lanes[1].text.dataset.empty = page.lanes[0].run.result ? "Nothing came." : "Did not run.";
-  if (error.name === "AbortError") setStatus(stopped_s ? `Stopped after ${seconds(stopped_s)}. What came is kept.` : "Stopped before anything came.");
+  if (error.name === "AbortError")
+    setStatus(stopped_s ? `Stopped after ${seconds(stopped_s)}. What came is kept.` : "Stopped before anything came.");
   else showError(error);
 }
 
@@ -237,7 +272,10 @@ function finishDone() {
 }
 
 function summaryOf(run) {
-  const tokens = run.numTokens || run.rounds.length ? `${count(run.numTokens, "token")} in ${seconds(run.total_s)}` : seconds(run.total_s);
+  const tokens =
+    run.numTokens || run.rounds.length
+      ? `${count(run.numTokens, "token")} in ${seconds(run.total_s)}`
+      : seconds(run.total_s);
   return `Done: ${tokens}${run.finishReason === "length" ? ", up to max tokens" : ""}.`;
 }
 
@@ -257,16 +295,23 @@ function stop() {
 
 function drawConversation() {
   $("conversation").hidden = !page.turns.length;
-  $("turns").replaceChildren(...page.turns.map((turn, index) => {
-    const [item, title] = [document.createElement("li"), document.createElement("p")];
-    const { large, rest = "" } = verdictOf(turn);
-    title.className = "muted";
-    title.textContent = large + rest;
-    item.append(quote("You", turn.prompt), quote("Answer", turn.answer), title, button("Show", index, () => look(turn)));
-    if (turn.canRace) item.append(button(raceWords(turn), index, () => raceAgain(turn)));
-    if (turn === page.turn) item.setAttribute("aria-current", "true");
-    return item;
-  }));
+  $("turns").replaceChildren(
+    ...page.turns.map((turn, index) => {
+      const [item, title] = [document.createElement("li"), document.createElement("p")];
+      const { large, rest = "" } = verdictOf(turn);
+      title.className = "muted";
+      title.textContent = large + rest;
+      item.append(
+        quote("You", turn.prompt),
+        quote("Answer", turn.answer),
+        title,
+        button("Show", index, () => look(turn)),
+      );
+      if (turn.canRace) item.append(button(raceWords(turn), index, () => raceAgain(turn)));
+      if (turn === page.turn) item.setAttribute("aria-current", "true");
+      return item;
+    }),
+  );
 }
 
 function quote(name, text) {
@@ -313,14 +358,23 @@ async function enterKey() {
   if (await loadModels()) $("prompt").focus();
 }
 
-$("form").addEventListener("submit", (event) => { event.preventDefault(); start(); });
-$("reply-form").addEventListener("submit", (event) => { event.preventDefault(); reply(); });
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  start();
+});
+$("reply-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  reply();
+});
 $("stop").addEventListener("click", stop);
 $("replay").addEventListener("click", startReplay);
 $("again").addEventListener("click", () => raceAgain(page.turn));
 $("model").addEventListener("change", chooseModel);
 $("prompt").addEventListener("input", leaveExample);
-for (const id of ["temperature", "seed"]) $(id).addEventListener("input", () => { form.sampling[id] = $(id).value; });
+for (const id of ["temperature", "seed"])
+  $(id).addEventListener("input", () => {
+    form.sampling[id] = $(id).value;
+  });
 $("key").addEventListener("change", loadModels);
 document.addEventListener("keydown", onKey);
 new ResizeObserver(() => page.timeline.draw(page.lanes[0].run, !page.controller)).observe($("timeline-box"));

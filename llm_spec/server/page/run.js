@@ -27,8 +27,13 @@ class Run {
     if (chunk.usage) this.usage = chunk.usage;
     if (trace.round) this.rounds.push(trace.round);
     if (trace.upstream) this.upstreams.push(trace.upstream);
-    if (trace.fallback) this.notices.push({ t: trace.fallback.t, text: `The draft was abandoned: ${trace.fallback.reason}` });
-    if (trace.retry) this.notices.push({ t: trace.retry.t, text: `The target was called again after ${seconds(trace.retry.wait_s)}: ${trace.retry.reason}` });
+    if (trace.fallback)
+      this.notices.push({ t: trace.fallback.t, text: `The draft was abandoned: ${trace.fallback.reason}` });
+    if (trace.retry)
+      this.notices.push({
+        t: trace.retry.t,
+        text: `The target was called again after ${seconds(trace.retry.wait_s)}: ${trace.retry.reason}`,
+      });
     if (trace.result) this.result = trace.result;
   }
 
@@ -36,17 +41,33 @@ class Run {
     if (delta.reasoning_content) this.reasoning += delta.reasoning_content;
     if (delta.content) {
       this.firstText_s ??= trace.t ?? null;
-      this.deltas.push({ t: this.reached_s, text: delta.content, origin: ORIGINS.includes(trace.origin) ? trace.origin : "plain" });
+      this.deltas.push({
+        t: this.reached_s,
+        text: delta.content,
+        origin: ORIGINS.includes(trace.origin) ? trace.origin : "plain",
+      });
     }
     this.finishReason = finishReason ?? this.finishReason;
   }
 
-  get text() { return this.deltas.map((delta) => delta.text).join(""); }
-  get total_s() { return this.result?.timings?.total_s ?? this.reached_s; }
-  get numTokens() { return this.usage?.completion_tokens ?? sum(this.rounds, "num_emitted_tokens"); }
-  get numDrafted() { return this.result?.draft_tokens ?? sum(this.rounds, "num_draft_tokens"); }
-  get numAccepted() { return this.result?.accepted_tokens ?? sum(this.rounds, "num_accepted_tokens"); }
-  get acceptance() { return this.result ? this.result.acceptance_rate : this.numDrafted ? this.numAccepted / this.numDrafted : null; }
+  get text() {
+    return this.deltas.map((delta) => delta.text).join("");
+  }
+  get total_s() {
+    return this.result?.timings?.total_s ?? this.reached_s;
+  }
+  get numTokens() {
+    return this.usage?.completion_tokens ?? sum(this.rounds, "num_emitted_tokens");
+  }
+  get numDrafted() {
+    return this.result?.draft_tokens ?? sum(this.rounds, "num_draft_tokens");
+  }
+  get numAccepted() {
+    return this.result?.accepted_tokens ?? sum(this.rounds, "num_accepted_tokens");
+  }
+  get acceptance() {
+    return this.result ? this.result.acceptance_rate : this.numDrafted ? this.numAccepted / this.numDrafted : null;
+  }
 
   /** 1 + accepted / rounds in which something was drafted: the correction or bonus counts. */
   get meanAcceptanceLength() {
@@ -56,7 +77,7 @@ class Run {
   }
 }
 
-/** The answer to one request of a conversation, and its races: `{ draft, alone }` are runs, `alone` null if not raced. */
+/** One request, its answer, and its races: `{ draft, alone }` are runs, and `alone` is null without a race. */
 class Turn {
   races = [];
 
@@ -65,8 +86,12 @@ class Turn {
     Object.assign(this, { request, strategy, runners, history, canRace, recorded });
   }
 
-  get prompt() { return this.request.messages.at(-1).content; }
-  get answer() { return this.races[0].draft.text; }
+  get prompt() {
+    return this.request.messages.at(-1).content;
+  }
+  get answer() {
+    return this.races[0].draft.text;
+  }
 
   /** The races that both sides have ended, the slowest draft first. */
   get comparable() {
@@ -80,7 +105,9 @@ class Turn {
   }
 
   /** The race of the median, or the last one if there is nothing to compare. */
-  get middle() { return this.comparable[(this.comparable.length - 1) >> 1] ?? this.races.at(-1); }
+  get middle() {
+    return this.comparable[(this.comparable.length - 1) >> 1] ?? this.races.at(-1);
+  }
 
   /** The race to run next: one that only lacks the target alone, or a new one. */
   openRace(isRace) {
@@ -90,7 +117,9 @@ class Turn {
     return this.races.at(-1);
   }
 
-  dropUnanswered() { this.races = this.races.filter(({ draft }) => draft.result); }
+  dropUnanswered() {
+    this.races = this.races.filter(({ draft }) => draft.result);
+  }
 }
 
 const speedupOf = ({ draft, alone }) => alone.total_s / draft.total_s;
@@ -115,9 +144,20 @@ function* chunksOf({ events, usage, result }) {
       yield { choices: [{ delta: { content: event[0] } }], llm_spec: { t, origin: ORIGINS[event[1]] } };
     } else {
       const [index, num_draft_tokens, num_accepted_tokens, num_emitted_tokens, draft_ms, verify_ms] = event;
-      yield { llm_spec: { round: { t, index, num_draft_tokens, num_accepted_tokens, num_emitted_tokens, draft_s: draft_ms / 1000, verify_s: verify_ms / 1000 } } };
+      yield {
+        llm_spec: {
+          round: {
+            t,
+            index,
+            num_draft_tokens,
+            num_accepted_tokens,
+            num_emitted_tokens,
+            draft_s: draft_ms / 1000,
+            verify_s: verify_ms / 1000,
+          },
+        },
+      };
     }
   }
   yield { usage, llm_spec: { result } };
 }
-

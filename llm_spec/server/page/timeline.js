@@ -59,10 +59,19 @@ class Timeline {
     const spent = round.draft_s + round.verify_s;
     const start = Math.min(round.t, Math.max(this.#reached_s, round.t - spent)); // told late, it does not reach back
     this.#reached_s = round.t;
-    const column = svg("g", { class: "round" }, titled(
-      `Round ${round.index + 1}: ${round.num_draft_tokens} drafted, ${round.num_accepted_tokens} accepted, ` +
-      `${round.num_emitted_tokens} emitted; drafting ${seconds(round.draft_s)}, verifying ${seconds(round.verify_s)}`));
-    const stack = [["accepted", accepted], [origin, own], ["rejected", rejected]];
+    const column = svg(
+      "g",
+      { class: "round" },
+      titled(
+        `Round ${round.index + 1}: ${round.num_draft_tokens} drafted, ${round.num_accepted_tokens} accepted, ` +
+          `${round.num_emitted_tokens} emitted; drafting ${seconds(round.draft_s)}, verifying ${seconds(round.verify_s)}`,
+      ),
+    );
+    const stack = [
+      ["accepted", accepted],
+      [origin, own],
+      ["rejected", rejected],
+    ];
     let y = 0;
     for (const [kind, height] of stack) {
       if (height > 0) column.append(rect(kind, start, y, round.t - start, height));
@@ -87,30 +96,44 @@ class Timeline {
 
   #drawLanes(lanes, { perSecond }, top) {
     this.#lanes.replaceChildren();
-    lanes.forEach((lane, row) => lane.forEach((upstream) => {
-      const x = MARGIN.left + upstream.started_s * perSecond;
-      const y = top + row * LANE_HEIGHT;
-      const width = (upstream.ended_s - upstream.started_s) * perSecond;
-      const label = `from ${upstream.begins_at}: ${count(upstream.num_tokens, "token")}`;
-      const stream = svg("g", { class: "upstream" }, titled(`Stream ${upstream.index + 1}, ${upstream.outcome}, ${label}`));
-      stream.append(rect(upstream.outcome === "emitted" ? "emitted" : "cancelled", x, y, width, LANE_HEIGHT - 4));
-      if (width > 110) {
-        const kind = upstream.outcome === "emitted" ? "lane-label" : "lane-label cancelled-label";
-        stream.append(svg("text", { class: kind, x: x + 6, y: y + 10.5 }, label));
-      }
-      this.#lanes.append(stream);
-    }));
+    lanes.forEach((lane, row) =>
+      lane.forEach((upstream) => {
+        const x = MARGIN.left + upstream.started_s * perSecond;
+        const y = top + row * LANE_HEIGHT;
+        const width = (upstream.ended_s - upstream.started_s) * perSecond;
+        const label = `from ${upstream.begins_at}: ${count(upstream.num_tokens, "token")}`;
+        const stream = svg(
+          "g",
+          { class: "upstream" },
+          titled(`Stream ${upstream.index + 1}, ${upstream.outcome}, ${label}`),
+        );
+        stream.append(rect(upstream.outcome === "emitted" ? "emitted" : "cancelled", x, y, width, LANE_HEIGHT - 4));
+        if (width > 110) {
+          const kind = upstream.outcome === "emitted" ? "lane-label" : "lane-label cancelled-label";
+          stream.append(svg("text", { class: kind, x: x + 6, y: y + 10.5 }, label));
+        }
+        this.#lanes.append(stream);
+      }),
+    );
     return top + lanes.length * LANE_HEIGHT;
   }
 
   #drawAxis(run, { width, end_s, perSecond, perToken }, bottom) {
     const step = niceAbove(end_s / Math.max(2, Math.floor(width / 110)));
-    const parts = [svg("line", { class: "axis", x1: MARGIN.left, x2: MARGIN.left + width, y1: bottom + 2, y2: bottom + 2 })];
+    const parts = [
+      svg("line", { class: "axis", x1: MARGIN.left, x2: MARGIN.left + width, y1: bottom + 2, y2: bottom + 2 }),
+    ];
     for (let tick = 0; tick <= end_s * 1.0001; tick += step) {
       const x = MARGIN.left + tick * perSecond;
       const anchor = tick === 0 ? "start" : x > width + MARGIN.left - 24 ? "end" : "middle";
       parts.push(svg("line", { class: "axis", x1: x, x2: x, y1: MARGIN.top, y2: bottom + 2 }));
-      parts.push(svg("text", { x, y: bottom + 16, "text-anchor": anchor }, end_s < 1 ? `${Math.round(tick * 1e5) / 100} ms` : `${Math.round(tick * 100) / 100} s`));
+      parts.push(
+        svg(
+          "text",
+          { x, y: bottom + 16, "text-anchor": anchor },
+          end_s < 1 ? `${Math.round(tick * 1e5) / 100} ms` : `${Math.round(tick * 100) / 100} s`,
+        ),
+      );
     }
     if (run.rounds.length) parts.push(...this.#tokenAxis(perToken));
     for (const { t } of run.notices.filter((notice) => isNumber(notice.t))) {
@@ -125,7 +148,9 @@ class Timeline {
     const step = Math.max(1, niceAbove(this.#mostTokens / 4));
     const parts = [];
     for (let tokens = step; tokens <= this.#mostTokens; tokens += step) {
-      parts.push(svg("text", { x: MARGIN.left - 8, y: base - tokens * perToken + 4, "text-anchor": "end" }, String(tokens)));
+      parts.push(
+        svg("text", { x: MARGIN.left - 8, y: base - tokens * perToken + 4, "text-anchor": "end" }, String(tokens)),
+      );
     }
     return parts;
   }
@@ -133,7 +158,8 @@ class Timeline {
 
 /** Patterns keep their size on a group that is scaled. */
 function setPatterns(group, x, y) {
-  for (const pattern of document.querySelectorAll(`pattern[id^=${group}-]`)) pattern.setAttribute("patternTransform", `scale(${x} ${y})`);
+  for (const pattern of document.querySelectorAll(`pattern[id^=${group}-]`))
+    pattern.setAttribute("patternTransform", `scale(${x} ${y})`);
 }
 
 function noteOn({ rounds, upstreams, result }, isDone) {
@@ -157,11 +183,15 @@ function packLanes(upstreams) {
 
 function describe(run, numLanes) {
   const parts = [];
-  if (run.rounds.length) parts.push(`${count(run.rounds.length, "round")}: ${run.numAccepted} of ${count(run.numDrafted, "drafted token")} accepted`);
+  if (run.rounds.length)
+    parts.push(
+      `${count(run.rounds.length, "round")}: ${run.numAccepted} of ${count(run.numDrafted, "drafted token")} accepted`,
+    );
   if (numLanes) {
     const numCancelled = run.upstreams.filter((upstream) => upstream.outcome !== "emitted").length;
-    parts.push(`${count(run.upstreams.length, "upstream stream")}, up to ${numLanes} at once, ${numCancelled} cancelled`);
+    parts.push(
+      `${count(run.upstreams.length, "upstream stream")}, up to ${numLanes} at once, ${numCancelled} cancelled`,
+    );
   }
   return parts.length ? `${parts.join("; ")}; ${seconds(run.total_s)}` : "No rounds yet";
 }
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
-__all__ = ["first_line", "number_in", "open_page", "run", "text_of"]
+__all__ = ["first_line", "number_in", "open_page", "reply", "run", "text_of"]
 
 
 async def open_page(page: Page, url: str) -> None:
@@ -21,6 +21,14 @@ async def run(page: Page, url: str, model: str | None = None, *, until: str | No
     await page.get_by_role("button", name="Run", exact=True).click()
     if until is not None:
         await expect(page.get_by_role("status")).to_contain_text(until)
+
+
+async def reply(page: Page, text: str) -> None:
+    """Continues the conversation, and waits for its next answer."""
+    num_turns = await page.locator("#turns li").count()
+    await page.get_by_label("Reply").fill(text)
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.locator("#turns li")).to_have_count(num_turns + 1)
 
 
 async def text_of(page: Page, lane: str = "with the draft") -> str:

@@ -17,7 +17,7 @@ pytest.importorskip("playwright")
 from playwright.async_api import Browser, Page, expect
 
 from .browser import Seen
-from .page_steps import first_line, number_in, open_page, run, text_of
+from .page_steps import first_line, number_in, open_page, reply, run, text_of
 from .scripted_server import HOSTILE_TEXT, RACE_STREAMS, RECORDING, ScriptedServer, parts_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of them
@@ -328,6 +328,7 @@ async def test_text_has_contrast_in_both_themes(
     await open_page(page, scripted.url)
     painted = await page.evaluate(PAINTED_TEXT)
     await run(page, scripted.url, model)
+    await reply(page, "go on")
     await page.evaluate("document.getElementById('key-box').open = true")
     painted += await page.evaluate(PAINTED_TEXT)
     await run(page, scripted.url, "broken", until="Failed.")
@@ -380,6 +381,7 @@ async def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser, script
     """360 pixels are enough, with both lanes and the settings."""
     page = await browser.new_page(viewport={"width": 360, "height": 740}, reduced_motion="reduce")
     await run(page, scripted.url, model)
+    await reply(page, "w" * 200)
     await page.locator("#settings summary").click()
     assert await page.evaluate("document.documentElement.scrollWidth") <= 360
     drawn = await page.locator("#timeline").evaluate("(node) => [node.clientWidth, node.parentElement.clientWidth]")
@@ -479,9 +481,7 @@ async def test_an_examples_sampling_ends_with_its_prompt(page: Page, scripted: S
     await example.click()
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(page.get_by_role("status")).to_contain_text("Done:")
-    await page.get_by_label("Reply").fill("go on")
-    await page.get_by_role("button", name="Send").click()
-    await expect(page.locator("#turns li")).to_have_count(2)
+    await reply(page, "go on")
     sent = [(asked.body["temperature"], asked.body["seed"]) for asked in scripted.asked]
     assert sent == [(0.7, 8)] * 2 + [(1.1, 5)] * 2
 

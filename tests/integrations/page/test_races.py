@@ -12,7 +12,7 @@ pytest.importorskip("playwright")
 from playwright.async_api import Browser, Page, expect
 
 from .browser import Seen
-from .page_steps import open_page, run, text_of
+from .page_steps import open_page, reply, run, text_of
 from .scripted_server import RECORDING, ScriptedServer, parts_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of them
@@ -162,9 +162,7 @@ async def test_a_conversation_sends_what_was_said(page: Page, scripted: Scripted
     await page.get_by_label("Prompt", exact=True).fill("one")
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(page.get_by_role("status")).to_contain_text("Done:")
-    await page.get_by_label("Reply").fill("two")
-    await page.get_by_role("button", name="Send").click()
-    await expect(page.locator("#turns li")).to_have_count(2)
+    await reply(page, "two")
     system = {"role": "system", "content": "Be <b>short</b>."}
     first = {"role": "assistant", "content": "[system: Be <b>short</b>. | user: one]"}
     messages = [system, {"role": "user", "content": "one"}, first, {"role": "user", "content": "two"}]

@@ -161,7 +161,7 @@ async def test_what_the_keys_budget_has_left_is_shown(page: Page, scripted: Scri
     scripted.budget = {"tokens": tokens, "cost": {"limit": 2.5, "spent": 1.25, "reserved": 0, "left": 1.25}}
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(budget).to_have_text(
-        "Left of this key\u2019s budget: 998,766 of 1,000,000 tokens; 1.25 of 2.5 of its money."
+        "Left of this key\u2019s budget: 998,766 of 1,000,000 tokens; 1.25 of 2.5 in money."
     )
     scripted.budget = {"tokens": tokens | {"left": 0}}
     await page.get_by_label("Model").select_option("spent")
