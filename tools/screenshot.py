@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "integrations" / "page"))
 
 from browser import CHROMIUM  # noqa: E402 - found by the line above
 
-_DESKTOP: Final = {"viewport": {"width": 1280, "height": 960}}
+_DESKTOP: Final = {"viewport": {"width": 1280, "height": 1180}}
 _LOOKS: Final[dict[str, dict[str, Any]]] = {
     "light": _DESKTOP | {"color_scheme": "light"},
     "dark": _DESKTOP | {"color_scheme": "dark"},

@@ -113,7 +113,7 @@ function verdictOf(turn) {
   if (turn.comparable.length) return verdictOfRaces(turn);
   const { draft, alone } = turn.middle;
   const { result, total_s } = draft;
-  if (result.plain_text)
+  if (result?.plain_text)
     return { large: "No speculation", basis: `Why: ${result.plain_text}. ${NEXT[result.plain_reason] ?? ""}`.trim() };
   if (alone)
     return {
@@ -121,7 +121,7 @@ function verdictOf(turn) {
       rest: " with the draft",
       basis: "The target alone has not answered, so there is nothing to compare.",
     };
-  if (result.speedup_range)
+  if (result?.speedup_range)
     return { ...rangeInWords(result.speedup_range), basis: `Against the target alone: ${result.speedup_basis}.` };
   return {
     large: seconds(total_s),
@@ -168,6 +168,6 @@ function differenceOf(draft, alone) {
   let at = 0;
   while (ours[at] === theirs[at]) at++;
   const reason =
-    draft.result.same_text === false ? `: ${draft.result.strategy} does not promise the same text here` : "";
+    draft.result?.same_text === false ? `: ${draft.result.strategy} does not promise the same text here` : "";
   return `The texts differ from character ${at + 1}${reason}.`;
 }

@@ -106,7 +106,7 @@ function openRace(turn, race) {
 
 /** Shows a turn that is over: the race of its median. */
 function showTurn(turn) {
-  if (page.race !== turn.middle || turn.middle.draft.result.plain_text) openRace(turn, turn.middle);
+  if (page.race !== turn.middle || turn.middle.draft.result?.plain_text) openRace(turn, turn.middle);
   showVerdict(verdictOf(turn));
   setTitle();
   drawRace(true);
@@ -139,6 +139,7 @@ function startReplay() {
 function readRun(lane) {
   const run = new Run();
   for (const chunk of chunksOf(lane)) run.receive(chunk);
+  run.isDone = true;
   return run;
 }
 
@@ -195,7 +196,7 @@ async function runRaces(turn, numRaces, isRace) {
   page.controller = new AbortController();
   let error = null;
   for (let number = 1; number <= numRaces && !error; number++) {
-    const race = turn.openRace(isRace && turn.canRace);
+    const race = turn.beginRace(isRace && turn.canRace);
     openRace(turn, race);
     $("lanes").classList.add("fresh");
     drawRace();
@@ -216,7 +217,7 @@ async function runSides(turn, race, number) {
   if (race.alone) sides.push([alone, "plain", drawLanes, "running the target alone."]);
   if (turn.races.length % 2 === 0) sides.reverse();
   for (const [lane, strategy, draw, words] of sides) {
-    if (lane.run.result || (lane === alone && race.draft.result?.plain_text)) continue;
+    if (lane.run.isDone || (lane === alone && race.draft.result?.plain_text)) continue;
     setStatus(number ? number + words : capitalized(words));
     const error = await follow(turn.request, strategy, lane.run, draw);
     if (error) return error;
@@ -236,6 +237,7 @@ async function follow(request, strategy, run, draw) {
   run.isOpen = true;
   try {
     await ask(request, strategy, run, frames.ask, page.controller.signal);
+    run.isDone = true;
     return null;
   } catch (error) {
     return error;
@@ -260,9 +262,9 @@ function finish(turn, error) {
   }
   if (!error) return finishDone();
   page.lanes[0].text.dataset.empty = "Nothing came.";
-  page.lanes[1].text.dataset.empty = page.lanes[0].run.result ? "Nothing came." : "Did not run.";
+  page.lanes[1].text.dataset.empty = page.lanes[0].run.isDone ? "Nothing came." : "Did not run.";
   if (error.name === "AbortError")
-    setStatus(stopped_s ? `Stopped after ${seconds(stopped_s)}. What came is kept.` : "Stopped before anything came.");
+    setStatus(stopped_s ? `Stopped after ${seconds(stopped_s)}. What came is shown.` : "Stopped before anything came.");
   else showError(error);
 }
 

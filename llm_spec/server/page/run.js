@@ -16,6 +16,7 @@ class Run {
   firstText_s = null;
   reached_s = 0; // the latest time the server has told
   isOpen = false;
+  isDone = false; // came to its end
 
   receive(chunk) {
     const trace = chunk.llm_spec ?? {};
@@ -95,7 +96,7 @@ class Turn {
 
   /** The races that both sides have ended, the slowest draft first. */
   get comparable() {
-    const isComparable = ({ draft, alone }) => draft.result && !draft.result.plain_text && alone?.result;
+    const isComparable = ({ draft, alone }) => draft.isDone && !draft.result?.plain_text && alone?.isDone;
     return this.races.filter(isComparable).sort((a, b) => speedupOf(a) - speedupOf(b));
   }
 
@@ -110,15 +111,15 @@ class Turn {
   }
 
   /** The race to run next: one that only lacks the target alone, or a new one. */
-  openRace(isRace) {
+  beginRace(isRace) {
     const last = this.races.at(-1);
-    if (last && !last.alone?.result && !last.draft.result.plain_text) last.alone = new Run();
+    if (last && !last.alone?.isDone && !last.draft.result?.plain_text) last.alone = new Run();
     else this.races.push({ draft: new Run(), alone: isRace ? new Run() : null });
     return this.races.at(-1);
   }
 
   dropUnanswered() {
-    this.races = this.races.filter(({ draft }) => draft.result);
+    this.races = this.races.filter(({ draft }) => draft.isDone);
   }
 }
 
