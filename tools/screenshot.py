@@ -1,10 +1,10 @@
 """Pictures of the page that `llm-spec serve` shows, for the docs: light, dark, and on a phone.
 
-    pip install -r tests/integrations/page/requirements.txt && python tools/screenshot.py [--opened] [--to FOLDER] [URL]
+    pip install -r tests/integrations/page/requirements.txt && python tools/screenshot.py [--run] [--to FOLDER] [URL]
 
-They show the median of three races that were run here with the built-in pair, or with the first model of the server at
-URL; with `--opened` the page as it is met, playing its recording. The fonts are those of the machine: Inter and
-JetBrains Mono where they are installed.
+They show the page as it is met, at the end of its recording. With `--run` they show the median of three races, run with
+the built-in pair or with the first model of the server at URL. The fonts are those of the machine: Inter and JetBrains
+Mono where they are installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "integrations" / "page"))
 
 from browser import CHROMIUM  # noqa: E402 - found by the line above
 
-_DESKTOP: Final = {"viewport": {"width": 1280, "height": 1180}}
+_DESKTOP: Final = {"viewport": {"width": 1280, "height": 1010}}
 _LOOKS: Final[dict[str, dict[str, Any]]] = {
     "light": _DESKTOP | {"color_scheme": "light"},
     "dark": _DESKTOP | {"color_scheme": "dark"},
@@ -53,19 +53,15 @@ async def _run_races(page: Page) -> None:
 
 
 async def _take_picture(browser: Browser, url: str, look: str, arguments: argparse.Namespace) -> None:
-    motion = "no-preference" if arguments.opened else "reduce"
-    context = await browser.new_context(**_LOOKS[look], reduced_motion=motion)
+    context = await browser.new_context(**_LOOKS[look], reduced_motion="reduce")  # which replays nothing
     page = await context.new_page()
-    if arguments.opened:
-        await page.clock.install(time=0)
-        await page.clock.pause_at(1)
     await page.goto(url)
     await page.locator("#model option").first.wait_for(state="attached")
-    if arguments.opened:
-        await page.clock.run_for(1300)  # a part of the recording
-    else:
+    if arguments.run:
         await _run_races(page)
-    path = arguments.to / f"page-{look}{'-opened' * arguments.opened}.png"
+    elif look == "phone":
+        await page.locator("#race").evaluate("(card) => card.scrollIntoView()")
+    path = arguments.to / f"page-{look}.png"
     await page.screenshot(path=path)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
     await context.close()
@@ -74,7 +70,7 @@ async def _take_picture(browser: Browser, url: str, look: str, arguments: argpar
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", nargs="?", help="of a running server")
-    parser.add_argument("--opened", action="store_true", help="before a run: the recording, half played")
+    parser.add_argument("--run", action="store_true", help="race three times")
     parser.add_argument("--to", type=Path, default=ROOT / "docs", help="folder (docs)")
     arguments = parser.parse_args()
     arguments.to.mkdir(exist_ok=True)
