@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 
 from llm_spec.decoder.budget import Budget
+from llm_spec.server.apis.fields import Json
 from llm_spec.server.config import KeyConfig
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.usage_ledger import OPEN_COLUMN, UsageLedger
@@ -46,6 +47,15 @@ class ApiClient:
     def can_use_model(self, model: str) -> bool:
         """Whether it may ask for this model."""
         return self._config is None or self._config.models is None or model in self._config.models
+
+    def describe_budget(self) -> Json:
+        """What its key has left, as tokens and as money; None for what is not limited."""
+        if self.budget is None or self._config is None:
+            return {"tokens": None, "cost": None}
+        spent, reserved = self.budget.spent_tokens, self.budget.reserved_tokens
+        tokens = _describe_limit(self._config.max_tokens, spent, reserved)
+        cost = _describe_limit(self._config.max_cost, self.budget.spent_cost, self.budget.reserved_cost)
+        return {"tokens": tokens, "cost": cost}
 
     def begin_client_request(self) -> None:
         """One request more, up to `end`; raises HttpProblem where it has too many at once."""
@@ -105,6 +115,13 @@ class ClientRegistry:
         if not found:
             raise HttpProblem(401, "the API key is not known to this server", code="invalid_api_key")
         return found[0]
+
+
+def _describe_limit(limit: float | None, spent: float, reserved: float) -> Json | None:
+    """`reserved`: by requests that are being answered."""
+    if limit is None:
+        return None
+    return {"limit": limit, "spent": spent, "reserved": reserved, "left": max(0, limit - spent - reserved)}
 
 
 def _hash_api_key(key: str) -> bytes:

@@ -7,7 +7,6 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
-from importlib.resources import files
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -28,6 +27,7 @@ from llm_spec.server.connections import SERVER_NAME
 from llm_spec.server.json_decoder import run_in_body_thread
 from llm_spec.server.metrics import CONTENT_TYPE, ServerMetrics
 from llm_spec.server.models import ServedModel, ServedModels
+from llm_spec.server.page import build_page
 from llm_spec.server.problems import HttpProblem, convert_error_to_problem
 from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
@@ -69,7 +69,7 @@ class Gateway:
         self._secret_texts = models.secret_texts
         self._num_open = 0
         self._body_reader = BodyReader(config)
-        self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
+        self._page = build_page().encode()
         self._cached_origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
         self.is_shutting_down = False
         self.wait_for_last_bodies = self._body_reader.wait_for_last_bodies
@@ -88,6 +88,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/messages/count_tokens", self._handle_count_tokens)
             app.router.add_get(f"{prefix}/models", self._handle_list_models)
             app.router.add_get(f"{prefix}/models/{{name:.+}}", self._handle_get_model)
+            app.router.add_get(f"{prefix}/budget", self._handle_budget)
         app.router.add_get("/health", self._handle_readiness)
         app.router.add_get("/health/live", self._handle_liveness)
         app.router.add_get("/health/ready", self._handle_readiness)
@@ -205,6 +206,11 @@ class Gateway:
         return self._build_json_response(
             request, model.to_anthropic_model() if is_anthropics else model.to_openai_model()
         )
+
+    async def _handle_budget(self, request: web.Request) -> web.Response:
+        """What the budget of the client's own key has left."""
+        client = self._clients.authenticate(request.headers)
+        return self._build_json_response(request, {"object": "budget", **client.describe_budget()})
 
     async def _handle_liveness(self, request: web.Request) -> web.Response:
         return self._build_json_response(request, {"status": "ok"})

@@ -10,7 +10,8 @@ from typing import Any, Final
 import pytest
 from support.serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote, serving, until
 
-from llm_spec.server import KeyConfig
+from llm_spec import Price, SpeculativeConfig
+from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.server import clients as clients_module
 from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.problems import HttpProblem
@@ -66,7 +67,7 @@ async def test_a_key_comes_either_way(headers: dict[str, str]) -> None:
             assert (await server.post(path, ask(path), **headers)).status == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/fast", "/metrics"])
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/fast", "/v1/budget", "/metrics"])
 async def test_what_is_told_of_the_server_wants_a_key(path: str) -> None:
     """Models and metrics are for those who have one."""
     async with serving(keys={"ann": ANN}) as server:
@@ -139,6 +140,51 @@ async def test_a_budget_is_spent(fields: dict[str, Any]) -> None:
     assert statuses[-1] == 429
     assert reply.error["code"] == "insufficient_quota"
     assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_a_key_sees_what_its_own_budget_has_left() -> None:
+    """Tokens and money, of its own key alone; None for what is not limited."""
+    keys = {
+        "poor": KeyConfig(key="secret-of-poor", max_tokens=1000),
+        "rich": KeyConfig(key="secret-of-rich", max_cost=2.5),
+    }
+    priced = ModelConfig(
+        target="rules:any", speculative=SpeculativeConfig(prices={"rules:any": Price(input=1.0, output=1.0)})
+    )
+    async with serving(priced, keys=keys | {"ann": ANN}) as server:
+        path = ENDPOINTS[0]
+        usage = (await server.post(path, ask(path), x_api_key="secret-of-poor")).json["usage"]
+        budgets = {
+            key: (await server.get("/v1/budget", x_api_key=key)).json for key in ("secret-of-poor", "secret-of-rich")
+        }
+        unlimited = (await server.get("/budget", x_api_key=ANN.key)).json
+    tokens = budgets["secret-of-poor"]["tokens"]
+    assert tokens["limit"] == 1000
+    assert tokens["spent"] >= usage["total_tokens"] > 0
+    assert (tokens["reserved"], tokens["left"]) == (0, 1000 - tokens["spent"])
+    assert budgets["secret-of-poor"]["cost"] is None
+    cost = {"limit": 2.5, "spent": 0, "reserved": 0, "left": 2.5}
+    assert budgets["secret-of-rich"] == {"object": "budget", "tokens": None, "cost": cost}
+    assert unlimited == {"object": "budget", "tokens": None, "cost": None}
+
+
+async def test_without_keys_there_is_no_budget() -> None:
+    """Whoever asks may spend what it likes."""
+    async with serving() as server:
+        assert (await server.get("/v1/budget")).json == {"object": "budget", "tokens": None, "cost": None}
+
+
+def test_what_is_left_is_without_what_running_answers_hold() -> None:
+    """All workers count, and less than nothing is nothing."""
+    ledger = UsageLedger(2, 1)
+    keys = {"ann": KeyConfig(key="secret-of-ann", max_tokens=100)}
+    first, second = (ClientRegistry(keys, ledger, worker).authenticate({"x-api-key": ANN.key}) for worker in (0, 1))
+    assert first.budget is not None
+    first.budget.spend(60, 0.0)
+    assert first.budget.try_reserve(30, 0.0)
+    assert second.describe_budget()["tokens"] == {"limit": 100, "spent": 60, "reserved": 30, "left": 10}
+    first.budget.spend(60, 0.0)
+    assert second.describe_budget()["tokens"]["left"] == 0
 
 
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,9 @@ def _render_section(title: str, content: str, kind: str = "") -> str:
 
 
 def _render_colour_chip(index: int, name: str) -> str:
-    return f'<span class="chip"><i class="s{index % _NUM_COLOURS}"></i>{escape_html(name)}</span>'
+    """A contender's name, and its line as curves have it: colour and dashes."""
+    line = f'<line class="curve s{index % _NUM_COLOURS}" x2="22" y1="5" y2="5"/>'
+    return f'<span class="chip"><svg aria-hidden="true" width="22" height="10">{line}</svg>{escape_html(name)}</span>'
 
 
 def _render_colour_legend(report: BenchReport, indexes: Sequence[int]) -> str:
@@ -83,7 +85,9 @@ def _render_table(table: ReportTable) -> str:
         + "</tr>"
         for index, row in zip(table.indexes, table.rows, strict=True)
     )
-    content = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    content = (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
     return _render_section(table.title, content, "wide")
 
 
@@ -155,7 +159,9 @@ def _draw_latency_distribution(report: BenchReport, title: str, read: Callable[[
         for name in [report.contenders[index].name]
     ]
     ticks = [(tick, format_seconds(tick) if tick else "0") for tick in choose_axis_ticks(end)]
-    lead = "<p>Share of the answers that took no longer.</p>"
+    has_more = any(value > end for of_one in values.values() for value in of_one)
+    beyond = " The slowest lie beyond the right edge." if has_more else ""
+    lead = f"<p>Share of the answers that took no longer.{beyond}</p>"
     return _render_section(
         title, lead + _render_colour_legend(report, shown) + draw_share_curves(title, curves, x_ticks=ticks)
     )

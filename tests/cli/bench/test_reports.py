@@ -103,6 +103,25 @@ def test_html_loads_nothing(report: BenchReport) -> None:
     assert 'name="viewport"' in html
 
 
+def test_html_tells_contenders_apart_without_colour(report: BenchReport) -> None:
+    """Each kind of line has its own dashes, and the legend shows them; what lies outside a plot is said to."""
+    html = render_report_page(report)
+    dashes = dict(re.findall(r"\.curve\.s(\d) \{ stroke-dasharray: ([\d ]+); \}", html))
+    assert sorted(dashes) == [str(index) for index in range(1, 9)]  # the first is a whole line
+    assert len(set(dashes.values())) == 8
+    legend = re.findall(r'<p class="legend">(.*?)</p>', html)[0]
+    assert re.findall(r'<line class="curve s(\d)"', legend) == [str(index) for index in range(legend.count("chip"))]
+
+
+def test_html_says_if_a_plot_leaves_something_out() -> None:
+    """Answers slower than the 98th percentile lie beyond the right edge."""
+    questions = [prompt_from_text(f"q{n}", n) for n in range(3)]
+    html = render_report_page(
+        report_of(run_virtual(measure([plain(script("a " * 9)), plain(script("a"), "b")], questions)))
+    )
+    assert "The slowest lie beyond the right edge." in html
+
+
 def test_html_has_the_plots_and_tables(report: BenchReport) -> None:
     text = Page(render_report_page(report)).text
     for title in ("Speedup by prompt", "Time to the first token", "Time between tokens", "Time of the whole answer"):

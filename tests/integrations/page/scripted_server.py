@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-__all__ = ["HOSTILE_TEXT", "PAGE", "RACE_STREAMS", "RECORDING", "ScriptedServer", "parts_of", "serve_scripts"]
+from llm_spec.server.page import build_page
 
-PAGE: Final = Path(__file__).parents[3] / "llm_spec" / "server" / "page.html"
+__all__ = ["HOSTILE_TEXT", "RACE_STREAMS", "RECORDING", "ScriptedServer", "parts_of", "serve_scripts"]
+
 RECORDING: Final[dict[str, Any]] = json.loads(
-    re.findall(r'<script type="application/json" id="recording">(.*)</script>', PAGE.read_text())[0]
+    (files("llm_spec.server.page") / "recording.json").read_text(encoding="utf-8")
 )
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -64,6 +64,7 @@ class ScriptedServer:
     asked: list[Asked] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     api_key: str | None = None
+    budget: dict[str, Any] = field(default_factory=dict)  # what /v1/budget tells of the key
     speed: float = 50.0  # recorded seconds a real one
     scripts: dict[str, Script] = field(default_factory=dict)
 
@@ -142,6 +143,26 @@ async def behind(asked: Asked) -> AsyncIterator[Part]:
     told = {} if is_plain else {"speedup": 0.8, "speedup_range": [0.7, 0.9], "seed": 41}
     told |= {} if is_plain else {"speedup_basis": "measured on 7 of its own tokens"}
     yield result(timings={"total_s": total_s, "first_text_s": total_s}, **told)
+
+
+async def uneven(asked: Asked, server: ScriptedServer) -> AsyncIterator[Part]:
+    """The target alone takes 2 s, 1 s and 1.5 s, the draft's side 1 s."""
+    is_plain = asked.strategy == "plain"
+    num_before = sum(other.strategy == asked.strategy for other in server.asked) - 1
+    total_s = (2.0, 1.0, 1.5)[num_before % 3] if is_plain else 1.0
+    yield started("plain" if is_plain else "tokens")
+    yield {"text": "Text.", "origin": "plain", "t": total_s}
+    yield {"finish_reason": "stop", "num_tokens": 2}
+    yield result(timings={"total_s": total_s, "first_text_s": total_s})
+
+
+async def echo(asked: Asked) -> AsyncIterator[Part]:
+    """Says what it was sent; without rounds."""
+    yield started("plain" if asked.strategy == "plain" else "tokens")
+    said = " | ".join(f"{message['role']}: {message['content']}" for message in asked.body["messages"])
+    yield {"text": f"[{said}]", "origin": "accepted", "t": 1.0}
+    yield {"finish_reason": "stop", "num_tokens": 2}
+    yield result(seed=7)
 
 
 async def race(asked: Asked) -> AsyncIterator[Part]:
@@ -298,30 +319,42 @@ async def play(script: AsyncIterator[Part], request: web.Request, response: web.
     await response.write(b"data: [DONE]\n\n")
 
 
-def refusal(status: int, message: str) -> web.Response:
-    told = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return web.json_response({"error": told}, status=status)
+def refusal(status: int, message: str, code: str | None = None, **headers: str) -> web.Response:
+    told = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return web.json_response({"error": told}, status=status, headers=headers)
+
+
+REFUSALS: Final[dict[str, Callable[[], web.Response]]] = {  # by model
+    "refused": lambda: refusal(429, "Busy, <b>wait</b>", **{"Retry-After": "3"}),
+    "no-json": lambda: web.Response(status=502, text="<html>Bad gateway</html>"),
+    "bad-request": lambda: refusal(400, "temperature is -1"),
+    "forbidden": lambda: refusal(403, "not from this origin", "origin"),
+    "spent": lambda: refusal(429, "this key's budget is spent", "insufficient_quota"),
+    "held": lambda: refusal(429, "the rest of this key's budget is reserved", "budget_in_use"),
+}
 
 
 def make_app(server: ScriptedServer) -> web.Application:
     async def page(request: web.Request) -> web.Response:
         del request
-        body = await asyncio.to_thread(PAGE.read_text)
+        body = await asyncio.to_thread(build_page)
         return web.Response(text=body, content_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     async def models(request: web.Request) -> web.Response:
         del request
-        data = [describe(name) for name in (*server.scripts, "refused", "no-json")]
+        data = [describe(name) for name in (*server.scripts, *REFUSALS)]
         return web.json_response({"object": "list", "data": data})
+
+    async def budget(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"object": "budget", "tokens": None, "cost": None, **server.budget})
 
     async def chat(request: web.Request) -> web.StreamResponse:
         asked = Asked(await request.json(), {key.lower(): value for key, value in request.headers.items()})
         server.asked.append(asked)
         model = asked.body["model"]
-        if model == "refused":
-            return refusal(429, "Too many requests: <b>try again</b> in 3 s")
-        if model == "no-json":
-            return web.Response(status=502, text="<html>Bad gateway</html>")
+        if model in REFUSALS:
+            return REFUSALS[model]()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
@@ -335,11 +368,12 @@ def make_app(server: ScriptedServer) -> web.Application:
         server.paths.append(request.path)
         allowed = server.api_key is None or request.headers.get("Authorization") == f"Bearer {server.api_key}"
         if request.path.startswith("/v1/") and not allowed:
-            return refusal(401, "This server wants an API key")
+            return refusal(401, "the API key is missing; send it as Authorization: Bearer or x-api-key")
         return await handler(request)
 
     app = web.Application(middlewares=[check])
-    app.add_routes([web.get("/", page), web.get("/v1/models", models), web.post("/v1/chat/completions", chat)])
+    routes = [web.get("/", page), web.get("/v1/models", models), web.get("/v1/budget", budget)]
+    app.add_routes([*routes, web.post("/v1/chat/completions", chat)])
     return app
 
 
@@ -359,9 +393,9 @@ def describe(name: str) -> dict[str, Any]:
 async def serve_scripts(port: int = 0) -> AsyncIterator[ScriptedServer]:
     """A server on 127.0.0.1, closed on exit."""
     server = ScriptedServer(url="")
-    server.scripts = {"builtin": lambda asked: recorded(asked, server)}
+    server.scripts = {"builtin": lambda asked: recorded(asked, server), "uneven": lambda asked: uneven(asked, server)}
     server.scripts |= {
-        s.__name__: s for s in (race, measured, alone, behind, slow, broken, cut, torn, hostile, long, lines)
+        s.__name__: s for s in (race, echo, measured, alone, behind, slow, broken, cut, torn, hostile, long, lines)
     }
     runner = web.AppRunner(make_app(server), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
