@@ -346,8 +346,7 @@ class _LeavableSelector(selectors.DefaultSelector):
     """A selector that knows no files once it is closed, where others raise."""
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
-        files: Mapping[FileDescriptorLike, selectors.SelectorKey] | None = super().get_map()
-        return {} if files is None else files
+        return super().get_map() or {}
 
 
 def _run_loop_until_stopped(

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 PLACE: ContextVar[str] = ContextVar("PLACE", default="nowhere")
 
@@ -284,7 +284,7 @@ def test_a_forgotten_bridge_takes_its_thread_along() -> None:
 IS_FORKABLE = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 FORKED = """
 import asyncio, os, sys, threading
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 class Connection:
     async def ask(self):  # as an HTTP client's: of the loop that opened it, whose selector it is in
@@ -342,7 +342,7 @@ def test_a_stream_that_the_parent_began_is_told_in_the_child() -> None:
     ended = run_program("""
 import os
 from contextlib import asynccontextmanager
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 @asynccontextmanager
 async def open_numbers():
@@ -376,7 +376,7 @@ def test_the_end_of_the_process_ends_the_thread_first() -> None:
     """What its loop holds open is closed by its generators, as by `asyncio.run`."""
     ended = run_program("""
 import asyncio
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 async def hold():
     try:
