@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
 
+from llm_spec.contract.errors import ClosedError
 from llm_spec.local.forks import leave_to_parent, reset_in_forked_child
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class _StreamEnd:
     def raise_if_failed(self, name: str) -> None:
         """Raise the error, if any."""
         if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
-            raise RuntimeError(f"{name} was closed while it answered") from self.error
+            raise ClosedError(f"{name} was closed while it answered; make another") from self.error
         if self.error is not None:
             raise self.error
 
@@ -65,9 +66,9 @@ class EventLoopBridge:
     """Brings calls to the home loop of what `name` says.
 
     `owns_loop`: home is a thread of its own from the start, else the loop of the first call. Any method may raise
-    RuntimeError: after `close`, or when a blocking call on the home loop's own thread would wait for itself. Whoever
-    made the bridge closes it: what was carried ends, then `finish()` is awaited at home. A forgotten one takes its
-    thread along, and so does the end of the process.
+    ClosedError after `close`, and RuntimeError when a blocking call on the home loop's own thread would wait for
+    itself. Whoever made the bridge closes it: what was carried ends, then `finish()` is awaited at home. A forgotten
+    one takes its thread along, and so does the end of the process.
     """
 
     def __init__(self, name: str, *, owns_loop: bool, finish: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -194,7 +195,7 @@ class EventLoopBridge:
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:
-            raise RuntimeError(f"{self._name} is closed")
+            raise ClosedError(f"{self._name} is closed; make another")
 
     def _start_on_home_loop(
         self, open_stream: OpenStream[T], put: Callable[[_StreamItem[T] | _StreamEnd], object]

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from llm_spec import ClosedError
 from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 PLACE: ContextVar[str] = ContextVar("PLACE", default="nowhere")
@@ -183,7 +184,7 @@ def test_closing_ends_what_is_under_way() -> None:
     def wait() -> None:
         try:
             bridge.run(numbers.forever)
-        except RuntimeError as error:
+        except ClosedError as error:
             told.append(error)
 
     waiting = threading.Thread(target=wait)
@@ -191,9 +192,9 @@ def test_closing_ends_what_is_under_way() -> None:
     numbers.begun.wait()
     bridge.close()
     waiting.join()
-    assert str(told) == "[RuntimeError('numbers was closed while it answered')]"
+    assert str(told) == "[ClosedError('numbers was closed while it answered; make another')]"
     assert numbers.num_open == 0
-    with pytest.raises(RuntimeError, match="numbers is closed"):
+    with pytest.raises(ClosedError, match="numbers is closed"):
         bridge.run(numbers.one)
 
 
@@ -228,7 +229,7 @@ async def test_what_is_under_way_ends_before_the_object(owns_loop: bool) -> None
     while not numbers.num_open:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0.001)
     await bridge.aclose()
-    with pytest.raises(RuntimeError, match="numbers was closed while it answered"):
+    with pytest.raises(ClosedError, match="numbers was closed while it answered"):
         await blocked
     assert num_open == [0]
 
