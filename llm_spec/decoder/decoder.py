@@ -37,6 +37,7 @@ from llm_spec.contract.optional import copy_draft_for_new_client
 from llm_spec.contract.provider import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.request import ChatRequest, Messages, RequestOptions
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.decoder.answer_stream import AnswerStream
 from llm_spec.decoder.attempts import TargetCall
 from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.decoder.budget import Budget, CostTracker
@@ -75,7 +76,7 @@ P = TypeVar("P", bound=DraftProvider | LlmProvider | FeatureDiscovery)
 class SpeculativeDecoder:
     """A target that answers with the help of a draft.
 
-    Draft and target are providers (the caller closes them) or strings such as `builtin:draft` (opened here, closed by
+    Target and draft are providers (the caller closes them) or strings such as `builtin:target` (opened here, closed by
     `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
 
         async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
@@ -226,20 +227,18 @@ class SpeculativeDecoder:
                     return event.result
         raise TargetError(f"{self.name} ended without a result")
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self, request: Messages | ChatRequest, *, rounds: bool = False, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    ) -> AnswerStream:
         """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
 
+        Read it with `async for`; `AnswerStream` says when it is closed, and has the result, too.
         `rounds=True` also gives the events of `Progress`: `AnswerStarted`, `Round`, `TargetStreamReport`,
         `LocalTimings`, `Fallback`, `Retry`.
         Arguments and errors are those of `decode`.
         """
-        async with aclosing(
-            self._stream_answer_with_session_headers(_create_request_unless_given(request, options), rounds=rounds)
-        ) as events:
-            yield events
+        original_request = _create_request_unless_given(request, options)
+        return AnswerStream(partial(self._stream_answer_with_session_headers, original_request, rounds=rounds))
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
         """The target's own chunks (`ChunkStreaming`): neither speculation nor retries, but the same caps and budgets.
@@ -335,6 +334,7 @@ class SpeculativeDecoder:
             stack.push_async_callback(self._calls.aclose)  # the last of these is the first that is called
 
     async def __aenter__(self) -> Self:
+        self._calls.check_open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
