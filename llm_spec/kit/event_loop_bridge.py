@@ -181,7 +181,7 @@ class EventLoopBridge:
         if running is None:
             return False
         with self._lock:
-            self._raise_if_closed()
+            self.check_open()
             self._forget_ended_home()
             if may_become and self._home_loop is None and not self._owns_loop:
                 self._home_loop = running
@@ -193,7 +193,8 @@ class EventLoopBridge:
             self._home_loop = None
             self._tasks.clear()  # they ended with it
 
-    def _raise_if_closed(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError once it is closed."""
         if self._is_closed:
             raise ClosedError(f"{self._name} is closed; make another")
 
@@ -202,7 +203,7 @@ class EventLoopBridge:
     ) -> _HomeLoopTask[T]:
         """Start the work as a task at home; its items and its end are given to `put` there."""
         with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
-            self._raise_if_closed()
+            self.check_open()
             self._forget_ended_home()
             if self._home_loop is None:
                 self._thread = _LoopThread(self._name)
