@@ -51,7 +51,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_arguments(commands: _Commands) -> None:
-    run = commands.add_parser("run", help="answer a prompt with a draft and a target")
+    run = commands.add_parser("run", help="answer a prompt with a target and a draft")
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
     run.add_argument(
