@@ -76,6 +76,9 @@ class SyncDecoder:
         """
         self._bridge.close()
 
+    def __repr__(self) -> str:
+        return repr(self._decoder).replace(SpeculativeDecoder.__name__, SyncDecoder.__name__, 1)
+
     def __enter__(self) -> Self:
         self._bridge.check_open()
         return self

@@ -297,3 +297,14 @@ async def test_a_closed_decoder_says_so(ask: str) -> None:
         await ASKS[ask](decoder)
     assert str(raised.value) == "decoder scripted:script is closed; make another"
     assert target.requests == []
+
+
+async def test_a_decoder_shows_what_it_is_made_of() -> None:
+    async with SpeculativeDecoder(target=ScriptedProvider(WORDS), draft=PromptLookup()) as decoder:
+        assert repr(decoder) == "SpeculativeDecoder(target='scripted:script', draft='lookup')"
+        with_config = decoder.with_config(SpeculativeConfig(strategy="plain"))
+        shown = (
+            "SpeculativeDecoder(target='scripted:script', draft='lookup', config=SpeculativeConfig(strategy='plain'))"
+        )
+        assert repr(with_config) == shown
+    assert repr(decoder) == "<closed SpeculativeDecoder(target='scripted:script', draft='lookup')>"

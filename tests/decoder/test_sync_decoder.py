@@ -193,6 +193,7 @@ def test_a_closed_decoder_says_so(ask: str) -> None:
         thread = find_thread(decoder)
     assert not thread.is_alive()
     decoder.close()
+    assert repr(decoder) == "<closed SyncDecoder(target='scripted:script', draft=None)>"
     with pytest.raises(ClosedError) as raised:
         ASKS[ask](decoder)
     assert str(raised.value) == "decoder scripted:script is closed; make another"
