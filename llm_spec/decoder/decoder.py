@@ -453,8 +453,8 @@ class SpeculativeDecoder:
         draft = self._choose_draft(recorder.request)
         recorder.draft_name = None if draft is None else draft.name
         context = StrategyContext(
-            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
             target=target,
+            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
             request=recorder.request,
             limits=self.config,
             pair_stats=self._planner.pair_stats,
