@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -38,14 +40,6 @@ class _ResultKeeper:
         return event
 
 
-def _release(events: AsyncGenerator[StreamEvent]) -> None:
-    """Let go of the events of a stream that nobody holds; then the event loop closes them.
-
-    `weakref.finalize` holds them until then. If the stream is in a circle of references, the garbage collector does not
-    find the generators behind it, each of which it would have closed by a task of its own, all at the same time.
-    """
-
-
 class AnswerStream(_ResultKeeper):
     """The events of one answer. The answer begins when the first of them is awaited.
 
@@ -60,6 +54,8 @@ class AnswerStream(_ResultKeeper):
         super().__init__()
         self._open_events = open_events
         self._events: AsyncGenerator[StreamEvent] | None = None
+        self._is_entered = False
+        self._release: Callable[[], object] | None = None
 
     def __aiter__(self) -> Self:
         self._check_has_not_ended()
@@ -70,26 +66,61 @@ class AnswerStream(_ResultKeeper):
             if self._has_ended:
                 raise StopAsyncIteration
             self._events = self._open_events()
-            weakref.finalize(self, _release, self._events).atexit = False
+            if not self._is_entered:
+                self._release = _close_with(self, self._events)
         try:
             return self._keep_result(await anext(self._events))
         except BaseException:
-            self._has_ended = True
+            self._end()
             raise
 
     async def aclose(self) -> None:
         """End the answer, and wait until all that it opened is closed; twice is harmless."""
-        self._has_ended = True
+        self._end()
         if self._events is not None:
             await self._events.aclose()
 
+    def _end(self) -> None:
+        self._has_ended = True
+        if self._release is not None:
+            self._release()
+
     async def __aenter__(self) -> Self:
+        self._is_entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _close_with(stream: AnswerStream, events: AsyncGenerator[StreamEvent]) -> Callable[[], object]:
+    """Have a task close the events once nothing holds the stream, or once the function that this returns is called.
+
+    The event loop would do it without a task, but badly: at its end, and if the garbage collector finds the stream in a
+    circle of references, it closes each of the generators behind it at the same time, and they complain of each other.
+    `asyncio.run` waits for a task first, and what a task holds is not collected.
+    """
+    loop, is_released = asyncio.get_running_loop(), asyncio.Event()
+    loop.create_task(_close_when_released(events, is_released))
+    release = weakref.finalize(stream, _set_from_any_thread, loop, is_released)
+    release.atexit = False
+    return release
+
+
+async def _close_when_released(events: AsyncGenerator[StreamEvent], is_released: asyncio.Event) -> None:
+    try:
+        await is_released.wait()
+    finally:
+        # if somebody is reading, the loop has ended; it has cancelled the reader, too, who closes them
+        with suppress(RuntimeError):
+            await events.aclose()
+
+
+def _set_from_any_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(event.set)
 
 
 class SyncAnswerStream(_ResultKeeper):
