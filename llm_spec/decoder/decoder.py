@@ -75,6 +75,7 @@ class SpeculativeDecoder:
 
     Target and draft are providers (the caller closes them) or strings such as `builtin:target` (opened here, closed by
     `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
+    `SyncDecoder` does the same for code without `await`.
 
         async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
             result = await decoder.decode("def getregentry():", max_tokens=64)
