@@ -1,6 +1,7 @@
 """Speculative decoding as middleware: a cheap draft proposes, the target verifies, the text stays the target's own.
 
-Start with `SpeculativeDecoder`. Providers load on demand; importing this package imports none of them.
+Start with `SpeculativeDecoder`, or with `SyncDecoder` in a program without `await`. Providers load on demand;
+importing this package imports none of them.
 Whoever writes one finds protocols, requests and events in `llm_spec.contract`, help in `llm_spec.kit`, and more for
 models in this process in `llm_spec.local`.
 """
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from llm_spec.contract.events import ToolCallDelta as ToolCallDelta
     from llm_spec.contract.events import Usage as Usage
     from llm_spec.contract.messages import ChatMessage as ChatMessage
-    from llm_spec.contract.messages import NativeMessage as NativeMessage
     from llm_spec.contract.messages import ReasoningDetail as ReasoningDetail
     from llm_spec.contract.messages import ToolCall as ToolCall
     from llm_spec.contract.provider import LlmProvider as LlmProvider
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from llm_spec.decoder.result import SpeculativeFinish as SpeculativeFinish
     from llm_spec.decoder.result import SpeculativeResult as SpeculativeResult
     from llm_spec.decoder.result import Timings as Timings
+    from llm_spec.decoder.sync_decoder import SyncDecoder as SyncDecoder
     from llm_spec.drafting.cascade import CascadeDraft as CascadeDraft
     from llm_spec.drafting.lookup import PromptLookup as PromptLookup
     from llm_spec.drafting.provider_draft import ProviderDraft as ProviderDraft
@@ -85,7 +86,7 @@ _NAMES_BY_MODULE: Final = {
         "AnswerDetail AnswerStarted ChatResponse Fallback Finish GuaranteeWeakened ReasoningDelta "
         "Retry Round StreamEvent TextDelta TokenLogprob ToolCallDelta Usage"
     ),
-    "llm_spec.contract.messages": "ChatMessage NativeMessage ReasoningDetail ToolCall",
+    "llm_spec.contract.messages": "ChatMessage ReasoningDetail ToolCall",
     "llm_spec.contract.provider": "LlmProvider",
     "llm_spec.contract.request": "ChatRequest Sampling",
     "llm_spec.contract.stats": "SpeculativeStats",
@@ -96,6 +97,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.decoder.entry_points": "open_draft open_provider",
     "llm_spec.decoder.pricing": "Cost Price",
     "llm_spec.decoder.result": "DecoderStats SpeculativeFinish SpeculativeResult Timings",
+    "llm_spec.decoder.sync_decoder": "SyncDecoder",
     "llm_spec.drafting.cascade": "CascadeDraft",
     "llm_spec.drafting.lookup": "PromptLookup",
     "llm_spec.drafting.provider_draft": "ProviderDraft",

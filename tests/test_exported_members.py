@@ -59,10 +59,10 @@ def test_the_public_names_are_these() -> None:
         AnswerDetail AnswerStarted BreakerPolicy Budget BudgetError CascadeDraft ChatMessage ChatRequest ChatResponse
         CircuitOpenError ClosedError ConcurrencyLimit ConfigError Cost CostAware DecoderStats DraftError DraftProvider
         Ewma Fallback Finish Fixed GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError
-        ModelOutputError NativeMessage Price PromptLookup ProviderDraft ReasoningDelta ReasoningDetail ReferenceDraft
+        ModelOutputError Price PromptLookup ProviderDraft ReasoningDelta ReasoningDetail ReferenceDraft
         Retry RetryPolicy Round Sampling SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult
-        SpeculativeStats StreamEvent SuffixDraft TargetError TextDelta Threshold Timeouts Timings TokenLogprob
-        ToolCall ToolCallDelta TransientError UnsupportedError Usage __version__ open_draft open_provider
+        SpeculativeStats StreamEvent SuffixDraft SyncDecoder TargetError TextDelta Threshold Timeouts Timings
+        TokenLogprob ToolCall ToolCallDelta TransientError UnsupportedError Usage __version__ open_draft open_provider
     """
     assert sorted(PUBLIC) == sorted(expected.split())
 

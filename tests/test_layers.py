@@ -53,9 +53,12 @@ def test_packages_import_only_what_lies_below_them() -> None:
 
 
 def test_the_root_has_packages_alone() -> None:
+    """`__main__.py`, which `python -m llm_spec` needs there, is a door to the command and imports nothing else."""
     entries = (ROOT / "llm_spec").iterdir()
     found = {path.name for path in entries if path.is_file() or any(path.rglob("*.py"))}
-    assert found == {"__init__.py", "py.typed"} | set[str]().union(*LAYERS) - {""}
+    assert found == {"__init__.py", "__main__.py", "py.typed"} | set[str]().union(*LAYERS) - {""}
+    imports = find_imports(read_modules(ROOT), for_types=True, in_functions=True)
+    assert {name.split(".")[0] for name in imports["llm_spec.__main__"]} == {"llm_spec_cli"}
 
 
 def test_providers_import_what_is_made_for_them() -> None:

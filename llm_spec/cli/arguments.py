@@ -53,7 +53,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
 def _add_run_arguments(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
-        help="answer a prompt with a draft and a target",
+        help="answer a prompt with a target and a draft",
         description="Answers a prompt, and shows how and how fast. A server is first asked what it can do, and answers "
         "once alone, to be timed; not if the output is a pipe, unless you give --compare or --json.",
     )

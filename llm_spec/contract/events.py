@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from llm_spec.contract.errors import UnsupportedError, format_error_line, is_permanent_refusal
 from llm_spec.contract.messages import ApiName, ChatMessage, ReasoningDetail, ToolCallKind
+from llm_spec.contract.short_repr import format_short_repr
 
 __all__ = [
     "AnswerDetail",
@@ -83,6 +84,8 @@ class Usage:
     approved_output_tokens: int = 0
     free_output_tokens: int = 0
 
+    __repr__ = format_short_repr
+
     @property
     def answer_tokens(self) -> int:
         """Output tokens of the answer itself: as many as the target alone would have written for it."""
@@ -107,6 +110,8 @@ class TokenLogprob:
     token_bytes: bytes | None = None
     top: tuple[TokenLogprob, ...] = ()
 
+    __repr__ = format_short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
@@ -121,6 +126,8 @@ class TextDelta:
     origin: Origin = "plain"
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+
+    __repr__ = format_short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,8 @@ class AnswerDetail:
     api: ApiName
     value: Mapping[str, Any]
 
+    __repr__ = format_short_repr
+
     @property
     def refusal(self) -> str:
         """What the model says to refuse; "" for any other part."""
@@ -157,6 +166,8 @@ class ToolCallDelta:
     name: str | None = None
     arguments: str = ""
     kind: ToolCallKind = "function"
+
+    __repr__ = format_short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +192,8 @@ class Round:
     next_token_id: int | None = None
     draft_s: float = 0.0
     verify_s: float = 0.0
+
+    __repr__ = format_short_repr
 
     @property
     def rejection_index(self) -> int | None:
@@ -213,6 +226,8 @@ class TargetStreamReport:
     ended_s: float
     is_used: bool
 
+    __repr__ = format_short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class LocalTimings:
@@ -231,6 +246,8 @@ class LocalTimings:
     between_s: float = 0.0
     num_concurrent: float = 1.0
 
+    __repr__ = format_short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
@@ -242,6 +259,8 @@ class Fallback:
 
     reason: str
     cause: FallbackCause = "draft_failed"
+
+    __repr__ = format_short_repr
 
     @classmethod
     def from_error(cls, error: Exception) -> Fallback:
@@ -292,6 +311,8 @@ class Finish:
     speed: str | None = None
     response_id: str | None = field(default=None, compare=False)
 
+    __repr__ = format_short_repr
+
 
 # How an answer comes about, none of its text.
 Progress: TypeAlias = AnswerStarted | Round | TargetStreamReport | LocalTimings | Fallback | Retry | GuaranteeWeakened
@@ -313,6 +334,8 @@ class ChatResponse:
     service_tier: str | None = None
     speed: str | None = None
     response_id: str | None = field(default=None, compare=False)
+
+    __repr__ = format_short_repr
 
     @property
     def content(self) -> str:

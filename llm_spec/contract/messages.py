@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from llm_spec.contract.errors import InvalidRequestError
+from llm_spec.contract.short_repr import format_short_repr
 
 __all__ = [
     "ApiName",
@@ -44,6 +45,8 @@ class ToolCall:
     arguments: str
     kind: ToolCallKind = "function"
 
+    __repr__ = format_short_repr
+
 
 @dataclass(frozen=True)
 class NativeMessage:
@@ -70,6 +73,8 @@ class ChatMessage:
     native: NativeMessage | None = None
     reasoning: str = ""
     reasoning_details: tuple[ReasoningDetail, ...] = ()
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:

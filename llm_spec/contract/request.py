@@ -12,12 +12,14 @@ from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import InvalidRequestError
 from llm_spec.contract.fields import describe_unknown_option
 from llm_spec.contract.messages import ChatMessage, check_field_type
+from llm_spec.contract.short_repr import format_short_repr
 
 __all__ = [
     "ChatRequest",
     "Messages",
     "RequestOptions",
     "Sampling",
+    "create_request_unless_given",
 ]
 
 _MAX_TOP_LOGPROBS: Final = 20  # as at OpenAI
@@ -61,6 +63,8 @@ class Sampling:
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
     seed: int | None = None
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         check_number(InvalidRequestError, "temperature", self.temperature, 0.0, 100.0)
@@ -130,7 +134,9 @@ class ChatRequest:
     top_logprobs: int | None = None
     raw: bool = False
     session_id: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)  # it may have a key
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -163,3 +169,12 @@ class ChatRequest:
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["tools"] = _parse_tools(values.get("tools"))
         return cls(messages=_parse_messages(messages), sampling=sampling, **values)
+
+
+def create_request_unless_given(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
+    """The request of messages and options, or the one that is given as a whole and takes no options."""
+    if not isinstance(request, ChatRequest):
+        return ChatRequest.create(request, **options)
+    if options:
+        raise InvalidRequestError(f"{min(options)} was given together with a ChatRequest; put it into the request")
+    return request

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from llm_spec.contract.events import Round
+from llm_spec.contract.short_repr import format_short_repr
 
 __all__ = ["SpeculativeStats"]
 
@@ -29,6 +30,8 @@ class SpeculativeStats:
     verify_s: float = 0.0
     num_plain_steps: int = 0
     plain_s: float = 0.0  # the part of verify_s that plain steps took
+
+    __repr__ = format_short_repr
 
     def __add__(self, other: SpeculativeStats) -> SpeculativeStats:
         sums: dict[str, Any] = {

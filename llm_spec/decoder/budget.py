@@ -61,6 +61,11 @@ class Budget(SharedByDecoders):
         self.reset_after_fork()
         reset_in_forked_child(self)
 
+    def __repr__(self) -> str:
+        limits = {"max_tokens": self._max_tokens, "max_cost": self._max_cost}
+        shown = [f"{name}={limit}" for name, limit in limits.items() if limit is not None]
+        return f"<Budget({', '.join(shown)}): {self.spent_tokens} tokens, cost {self.spent_cost:.6g} spent>"
+
     def reset_after_fork(self) -> None:
         """In a forked child, which counts on by itself: requests of the parent's hold nothing here."""
         self._lock = threading.Lock()  # decoders may run in several threads

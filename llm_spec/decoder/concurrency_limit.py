@@ -33,6 +33,9 @@ class ConcurrencyLimit(SharedByDecoders):
         self._places: _LoopPlaces | None = None
         reset_in_forked_child(self)
 
+    def __repr__(self) -> str:
+        return f"ConcurrencyLimit({self._max_requests})"
+
     def reset_after_fork(self) -> None:
         """In a forked child, which has places of its own."""
         self._places = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.short_repr import format_short_repr
 from llm_spec.decoder.budget import Budget
 from llm_spec.decoder.pricing import Price
 from llm_spec.decoder.session import check_session_header_name
@@ -47,6 +48,8 @@ class RetryPolicy:
     max_wait_s: float = 8.0
     max_retry_after_s: float = 60.0
 
+    __repr__ = format_short_repr
+
     def __post_init__(self) -> None:
         check_number(ConfigError, "max_attempts", self.max_attempts, 1, integer=True)
         check_number(ConfigError, "first_wait_s", self.first_wait_s, 0.0)
@@ -66,6 +69,8 @@ class BreakerPolicy:
     max_failures: int = 5
     open_s: float = 30.0
 
+    __repr__ = format_short_repr
+
     def __post_init__(self) -> None:
         check_number(ConfigError, "max_failures", self.max_failures, 0, integer=True)
         check_number(ConfigError, "open_s", self.open_s, 0.0, above=True)
@@ -83,6 +88,8 @@ class Timeouts:
 
     first_chunk_s: float | None = None
     between_chunks_s: float | None = None
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         check_number(ConfigError, "first_chunk_s", self.first_chunk_s, 0.0, above=True)
@@ -148,6 +155,8 @@ class SpeculativeConfig(Limits):
     stream_always: bool = True
     seed: int | None = None
     log_content: bool = False
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -15,7 +14,6 @@ from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.contract.errors import (
     BudgetError,
     ClosedError,
-    InvalidRequestError,
     TargetError,
     TransientError,
     UnsupportedError,
@@ -35,8 +33,9 @@ from llm_spec.contract.events import (
 from llm_spec.contract.fields import LIMIT_FIELDS
 from llm_spec.contract.optional import copy_draft_for_new_client
 from llm_spec.contract.provider import Capabilities, ChunkStreaming, LlmProvider
-from llm_spec.contract.request import ChatRequest, Messages, RequestOptions
+from llm_spec.contract.request import ChatRequest, Messages, RequestOptions, create_request_unless_given
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.decoder.answer_stream import AnswerStream
 from llm_spec.decoder.attempts import TargetCall
 from llm_spec.decoder.breaker import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.decoder.budget import Budget, CostTracker
@@ -50,7 +49,7 @@ from llm_spec.decoder.pricing import find_draft_price, find_model_price, find_ti
 from llm_spec.decoder.record import AnswerRecorder
 from llm_spec.decoder.request_log import log_progress, log_request_end, log_request_failure, log_request_start
 from llm_spec.decoder.result import DecoderStats, SpeculativeFinish, SpeculativeResult
-from llm_spec.decoder.session import derive_session_id
+from llm_spec.decoder.session import derive_session_id, make_session_key
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.kit.open_calls import OpenCall, OpenCalls
 from llm_spec.kit.session_headers import bind_session_headers, stream_with_session_headers
@@ -65,7 +64,6 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_config
 __all__ = ["SpeculativeDecoder"]
 
 _NO_TIMEOUTS: Final = Timeouts()
-_SESSION_KEY_BYTES: Final = 32
 _TRIAL: Final = ChatRequest.create("discover")  # whose id the calls of trials carry
 
 T = TypeVar("T")
@@ -75,8 +73,9 @@ P = TypeVar("P", bound=DraftProvider | LlmProvider | FeatureDiscovery)
 class SpeculativeDecoder:
     """A target that answers with the help of a draft.
 
-    Draft and target are providers (the caller closes them) or strings such as `builtin:draft` (opened here, closed by
+    Target and draft are providers (the caller closes them) or strings such as `builtin:target` (opened here, closed by
     `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
+    `SyncDecoder` does the same for code without `await`.
 
         async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
             result = await decoder.decode("def getregentry():", max_tokens=64)
@@ -90,7 +89,7 @@ class SpeculativeDecoder:
         config: SpeculativeConfig | None = None,
     ) -> None:
         self.config = config or SpeculativeConfig()
-        self._session_key = _make_session_id_secret()
+        self._session_key = make_session_key()
         self._planner = StrategyPlanner()
         self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider | FeatureDiscovery] = []
@@ -123,7 +122,7 @@ class SpeculativeDecoder:
         own answers alone.
         """
         other = self._copy_owning_nothing()
-        other._session_key = _make_session_id_secret()  # noqa: SLF001 - it is one of us
+        other._session_key = make_session_key()  # noqa: SLF001 - it is one of us
         draft = self._unguarded_draft
         other._unguarded_draft = None if draft is None else copy_draft_for_new_client(draft)  # noqa: SLF001
         other._breaker = self._breaker.copy_for_new_client()  # noqa: SLF001 - as above
@@ -211,7 +210,7 @@ class SpeculativeDecoder:
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops all of its work.
         """
-        original_request = _create_request_unless_given(request, options)
+        original_request = create_request_unless_given(request, options)
         if self._can_complete_at_once(original_request):
             headers = self._build_session_headers(original_request)
             if not headers:
@@ -226,20 +225,18 @@ class SpeculativeDecoder:
                     return event.result
         raise TargetError(f"{self.name} ended without a result")
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self, request: Messages | ChatRequest, *, rounds: bool = False, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    ) -> AnswerStream:
         """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
 
+        Read it with `async for`; `AnswerStream` says when it is closed, and has the result, too.
         `rounds=True` also gives the events of `Progress`: `AnswerStarted`, `Round`, `TargetStreamReport`,
         `LocalTimings`, `Fallback`, `Retry`.
         Arguments and errors are those of `decode`.
         """
-        async with aclosing(
-            self._stream_answer_with_session_headers(_create_request_unless_given(request, options), rounds=rounds)
-        ) as events:
-            yield events
+        original_request = create_request_unless_given(request, options)
+        return AnswerStream(partial(self._stream_answer_with_session_headers, original_request, rounds=rounds))
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
         """The target's own chunks (`ChunkStreaming`): neither speculation nor retries, but the same caps and budgets.
@@ -259,10 +256,8 @@ class SpeculativeDecoder:
         num_choices = max(1, int(request.extra.get("n") or 1))
         if max_affordable_tokens is not None:
             max_affordable_tokens //= num_choices
-        prepared, allowance = (
-            self._apply_token_caps_and_seed(request, max_affordable_tokens),
-            self._cost_tracker.open_answer_reservation(),
-        )
+        prepared = self._apply_token_caps_and_seed(request, max_affordable_tokens)
+        allowance = self._cost_tracker.open_answer_reservation()
         reservation = None
         if allowance is not None:
             most = None if prepared.max_tokens is None else prepared.max_tokens * num_choices
@@ -334,7 +329,14 @@ class SpeculativeDecoder:
                 stack.push_async_callback(self._owned.pop().aclose)
             stack.push_async_callback(self._calls.aclose)  # the last of these is the first that is called
 
+    def __repr__(self) -> str:
+        draft = None if self._unguarded_draft is None else self._unguarded_draft.name
+        config = "" if self.config == SpeculativeConfig() else f", config={self.config!r}"
+        text = f"SpeculativeDecoder(target={self._target.name!r}, draft={draft!r}{config})"
+        return f"<closed {text}>" if self._calls.is_closed else text
+
     async def __aenter__(self) -> Self:
+        self._calls.check_open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -452,8 +454,8 @@ class SpeculativeDecoder:
         draft = self._choose_draft(recorder.request)
         recorder.draft_name = None if draft is None else draft.name
         context = StrategyContext(
-            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
             target=target,
+            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
             request=recorder.request,
             limits=self.config,
             pair_stats=self._planner.pair_stats,
@@ -464,10 +466,8 @@ class SpeculativeDecoder:
 
     async def _choose_strategy(self, target_call: TargetCall, context: StrategyContext) -> StrategyChoice:
         """The strategy for a request; plain if its deadline comes while the target's features are discovered."""
-        choosing, began_s = (
-            choose_strategy(context, self.config.strategy, self._planner, discovery=self._discovery),
-            now(),
-        )
+        choosing = choose_strategy(context, self.config.strategy, self._planner, discovery=self._discovery)
+        began_s = now()
         chosen = await target_call.deadline.wait_for(choosing)
         target_call.recorder.choosing_strategy_s = now() - began_s
         return chosen or StrategyChoice(PLAIN, plain_reason="discovery")
@@ -597,16 +597,3 @@ class SpeculativeDecoder:
         length = self._target.capabilities.context_length
         is_full = length is not None and recorder.target_meter.num_prompt_tokens + (num_tokens or 0) >= length
         return "context_length" if is_full else None
-
-
-def _make_session_id_secret() -> bytes:
-    """A secret under which ids of conversations are derived; those of another key are others."""
-    return os.urandom(_SESSION_KEY_BYTES)
-
-
-def _create_request_unless_given(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
-    if not isinstance(request, ChatRequest):
-        return ChatRequest.create(request, **options)
-    if options:
-        raise InvalidRequestError(f"{min(options)} was given together with a ChatRequest; put it into the request")
-    return request

@@ -16,6 +16,7 @@ from llm_spec.contract.checks import check_number
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.contract.errors import ConfigError
 from llm_spec.contract.events import Usage
+from llm_spec.contract.short_repr import format_short_repr
 
 __all__ = [
     "FREE",
@@ -43,6 +44,8 @@ class Price:
     input: float
     output: float
     cached_input: float | None = None
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached_input"):
@@ -136,6 +139,8 @@ class Cost:
     target: float | None = None
     draft: float | None = None
     plain: float | None = None
+
+    __repr__ = format_short_repr
 
     @property
     def total(self) -> float | None:

@@ -26,6 +26,7 @@ from llm_spec.contract.events import (
 )
 from llm_spec.contract.messages import ChatMessage, ReasoningDetail, ToolCall
 from llm_spec.contract.reasoning_details import merge_reasoning_details
+from llm_spec.contract.short_repr import cut_repr, format_short_repr
 from llm_spec.contract.stats import SpeculativeStats
 from llm_spec.decoder.answer_order import AnswerPart
 from llm_spec.decoder.pricing import Cost
@@ -93,6 +94,8 @@ class Timings:
     first_text_s: float | None
     draft_s: float
     verify_s: float
+
+    __repr__ = format_short_repr
 
     @property
     def other_s(self) -> float:
@@ -281,18 +284,44 @@ class SpeculativeResult:
 
     def summary(self) -> str:
         """A line or two for people."""
-        speed = (
-            self._describe_speed() if self.plain_explanation is None else f"no speculation: {self.plain_explanation}"
-        )
-        counts = self.stats.summary()
-        if not self.rounds:  # a remote target alone: only it knows
-            counts = "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
-        money = "" if self.cost.total is None else f"\ncost {self.cost.total:.6f}"
-        if self.cost.saving is not None:
-            money += f", {abs(self.cost.saving):.6f} {'less' if self.cost.saving >= 0 else 'more'} than plain"
-        return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s\n{speed}{money}"
+        money = self._describe_cost()
+        counts = f"{self._describe_counts()}, {self.timings.total_s:.3f} s"
+        last = "" if money is None else f"\ncost {money}"
+        return f"{self.strategy} ({self.guarantee}): {counts}\n{self._describe_speed()}{last}"
+
+    def __repr__(self) -> str:
+        answer = self.content or tuple(call.name for call in self.tool_calls)
+        counts = f"{self._describe_counts()}, {self.timings.total_s:.3f} s"
+        return f"<SpeculativeResult {cut_repr(answer)}, {self.strategy} ({self.guarantee}): {counts}>"
+
+    def _repr_markdown_(self) -> str:
+        """The answer and a table of figures, as a notebook shows it."""
+        rows = {
+            "strategy": f"{self.strategy} ({self.guarantee})",
+            "tokens": self._describe_counts(),
+            "time": f"{self.timings.total_s:.3f} s",
+            "speed": self._describe_speed().removeprefix("speed "),
+            "cost": self._describe_cost(),
+        }
+        calls = "".join(f"`{call.name}({call.arguments})`\n\n" for call in self.tool_calls)
+        lines = [f"| {name} | {' '.join(row.split()).replace('|', '&#124;')} |" for name, row in rows.items() if row]
+        return "\n".join([self.content, "", f"{calls}| | |", "| --- | --- |", *lines])
+
+    def _describe_counts(self) -> str:
+        if self.rounds:
+            return self.stats.summary()
+        # a remote target alone: only it knows
+        return "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
+
+    def _describe_cost(self) -> str | None:
+        cost = self.cost
+        if cost.total is None or cost.saving is None:
+            return None if cost.total is None else f"{cost.total:.6f}"
+        return f"{cost.total:.6f}, {abs(cost.saving):.6f} {'less' if cost.saving >= 0 else 'more'} than plain"
 
     def _describe_speed(self) -> str:
+        if self.plain_explanation is not None:
+            return f"no speculation: {self.plain_explanation}"
         if self.speedup_range is None:
             return f"speed not measured: {_NO_SPEED}"
         least, most = (f"{bound:.2f}x" for bound in self.speedup_range)
@@ -310,6 +339,8 @@ class SpeculativeFinish(Finish):
     """A decoder's last event: a `Finish` that carries the whole result."""
 
     result: SpeculativeResult | None = None
+
+    __repr__ = format_short_repr
 
     @classmethod
     def from_finish(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar, cast
@@ -18,6 +19,7 @@ __all__ = [
     "check_session_header_name",
     "derive_session_id",
     "hash_texts",
+    "make_session_key",
 ]
 
 T = TypeVar("T")
@@ -37,6 +39,7 @@ _RESERVED_HEADERS: Final = frozenset(
     }
 )
 _ID_BYTES: Final = 16
+_KEY_BYTES: Final = 32
 _NUM_HASHED_CHARS: Final = 4096  # at either end of a text, so that a long prompt costs no time
 
 
@@ -48,6 +51,11 @@ def check_session_header_name(name: str | None) -> None:
         raise ConfigError(f"session_header is {name!r}; it must be the name of a header, such as 'x-session-id'")
     if name.lower() in _RESERVED_HEADERS:
         raise ConfigError(f"session_header is {name!r}, which calls need for something else; use 'x-session-id'")
+
+
+def make_session_key() -> bytes:
+    """A secret from which ids of conversations are derived. Another key gives other ids."""
+    return os.urandom(_KEY_BYTES)
 
 
 def derive_session_id(request: ChatRequest, key: bytes) -> str:

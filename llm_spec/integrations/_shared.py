@@ -20,7 +20,7 @@ from llm_spec.contract.request import ChatRequest, RequestOptions
 from llm_spec.decoder.config import SpeculativeConfig, Timeouts
 from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.decoder.result import SpeculativeFinish
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 __all__ = [
     "BridgedSource",

@@ -44,7 +44,6 @@ from llm_spec.contract.request import ChatRequest, RequestOptions
 from llm_spec.contract.token_model import Tokenizer
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.decoder import SpeculativeDecoder
-from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._identity import compute_digest
 from llm_spec.integrations._langchain_errors import acheck_refusal, check_refusal, raise_as_langchain_errors
 from llm_spec.integrations._langchain_messages import (
@@ -62,6 +61,7 @@ from llm_spec.integrations._shared import (
     limit_config,
     split_provider_name,
 )
+from llm_spec.kit.event_loop_bridge import OpenStream
 
 __all__ = ["SpeculativeChatModel"]
 

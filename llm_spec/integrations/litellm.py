@@ -40,11 +40,11 @@ from llm_spec.contract.errors import (
 from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.decoder.config import SpeculativeConfig
-from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._litellm_answer import Chunk, ChunkBuilder, fill_response
 from llm_spec.integrations._litellm_params import declare_supported_params, forget_prices, register_price
 from llm_spec.integrations._litellm_request import build_request_from_litellm
 from llm_spec.integrations._shared import BridgedSource
+from llm_spec.kit.event_loop_bridge import OpenStream
 
 __all__ = ["SpeculativeLLM", "register"]
 

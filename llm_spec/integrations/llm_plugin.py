@@ -44,13 +44,13 @@ from llm_spec.contract.request import ChatRequest
 from llm_spec.contract.response import append_tool_call_delta
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.decoder import SpeculativeDecoder
-from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import (
     SpeculativeOptions,
     build_reasoning_metadata,
     convert_prompt_to_request,
 )
 from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json, split_provider_name
+from llm_spec.kit.event_loop_bridge import EventLoopBridge, OpenStream
 from llm_spec.kit.openai_logprobs import convert_logprobs_to_openai
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]

@@ -5,6 +5,7 @@ Over HTTP
 - `http_errors`: the error for a response's status, headers and body, and texts without secrets.
 - `session_headers`: headers that each call for the present answer has (`SpeculativeConfig.session_header`).
 - `event_loops`: a client for each event loop that uses the provider. `open_calls`: `aclose` ends calls.
+- `event_loop_bridge`: calls from any thread and loop, brought to one event loop.
 - `continuation`: whether a server continues an assistant's text.
 
 Chunks as OpenAI's API has them

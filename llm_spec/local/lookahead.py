@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.short_repr import format_short_repr
 from llm_spec.contract.token_model import PassCosts
 from llm_spec.local.calibration import NUM_CONFIDENCE_RANGES, CalibrationMemory, ConfidenceCalibration, ConfidenceRecord
 from llm_spec.measure.estimates import ExponentialMovingAverage, ForwardCostLine, PassCostEstimate
@@ -158,6 +159,8 @@ class Threshold:
     min_acceptance_rate: float = 0.4
     high_acceptance_rate: float = 0.8
 
+    __repr__ = format_short_repr
+
     def __post_init__(self) -> None:
         _check_lookahead_range("max_lookahead", self.max_lookahead)
         _check_lookahead_range("initial", self.initial, self.max_lookahead)
@@ -194,6 +197,8 @@ class Ewma:
     max_lookahead: int = 16
     half_life: float = 8.0
     cooldown: int = 4
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         _check_lookahead_range("max_lookahead", self.max_lookahead)
@@ -278,6 +283,8 @@ class CostAware:
     prior_wide_cost: float = 0.0
     verify_deviations: tuple[float, ...] = ()
     prior_records: tuple[ConfidenceRecord, ...] = ()
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         _check_lookahead_range("max_lookahead", self.max_lookahead)

@@ -52,15 +52,15 @@ class TextGuarantee(NamedTuple):
 class StrategyContext:
     """One request: who drafts for whom, what is asked, and what a strategy may know and use.
 
-    Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
+    Calls of target and draft are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
     measures to them; `lookahead_costs` are those of rounds in this process. `deadline`: when the answer ends; None: it
     has time. `writes_raw_text`: what the strategy writes is read by a message parser afterwards (`message_answer.py`),
     so that the request may have tools. `keeps_constraints`: the server may constrain the answer; a stream that would
     begin within such a part raises ConstraintBegunError.
     """
 
-    draft: DraftProvider | None
     target: LlmProvider
+    draft: DraftProvider | None
     request: ChatRequest
     limits: Limits
     pair_stats: PairStats

@@ -7,6 +7,7 @@ from typing import get_args
 
 from llm_spec.contract.checks import check_number
 from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.short_repr import format_short_repr
 from llm_spec.local.acceptance_name import AcceptanceName
 from llm_spec.local.lookahead import CostAware, LookaheadPolicy
 
@@ -25,6 +26,8 @@ class JudgeConfig:
     max_rounds: int = 4
     min_accepted: float = 0.25
     max_share: float = 1.0
+
+    __repr__ = format_short_repr
 
     def __post_init__(self) -> None:
         check_number(ConfigError, "max_rounds", self.max_rounds, 1, integer=True)

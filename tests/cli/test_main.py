@@ -322,6 +322,19 @@ def test_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pipe.getvalue() == ""
 
 
+def test_the_package_is_the_command() -> None:
+    """`python -m llm_spec`, also where it fails."""
+    for arguments in (["--version"], ["run", "--nothing"]):
+        ways = [[LLM_SPEC, *arguments], [sys.executable, "-m", "llm_spec", *arguments]]
+        by_name, by_package = (subprocess.run(way, capture_output=True, check=False) for way in ways)
+        assert by_name.stdout + by_name.stderr
+        assert (by_package.returncode, by_package.stdout, by_package.stderr) == (
+            by_name.returncode,
+            by_name.stdout,
+            by_name.stderr,
+        )
+
+
 def test_reader_that_goes_away() -> None:
     """`| head -c 1` ends it without a complaint."""
     command = f"{LLM_SPEC} run '{PROMPT}' --max-tokens 64 | head -c 1"

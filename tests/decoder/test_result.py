@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_spec import Round, SpeculativeResult, SpeculativeStats, Timings, Usage
+from llm_spec import Cost, Round, SpeculativeResult, SpeculativeStats, Timings, ToolCall, Usage
 from llm_spec.measure.estimates import ExponentialMovingAverage
 
 
@@ -179,6 +179,37 @@ def test_result_summary_is_for_people() -> None:
     assert "1.25x to 2.00x as fast as the target alone (measured on 8 of its own tokens)" in text
     text = result_of(stats_of(report(4, 2)), plain_s=3.0, plain_range_s=(3.0, 3.0)).summary()
     assert "\n1.50x as fast as the target alone" in text
+
+
+def test_a_result_is_shown_in_one_line() -> None:
+    stats = stats_of(report(4, 3), report(4, 1))
+    result = dataclasses.replace(result_of(stats), content="word " * 500, rounds=(report(4, 3), report(4, 1)))
+    assert repr(result).startswith("<SpeculativeResult 'word word")
+    assert repr(result).endswith(f", tokens (exact): {stats.summary()}, 2.000 s>")
+    assert len(repr(result)) < 300
+    calls = (ToolCall("1", "weather", "{}"),)
+    assert repr(dataclasses.replace(result, content="", tool_calls=calls)).startswith(
+        "<SpeculativeResult ('weather',), "
+    )
+
+
+def test_a_notebook_shows_the_answer_and_a_table() -> None:
+    result = result_of(stats_of(report(4, 3)), plain_s=4.0, plain_range_s=(4.0, 4.0))
+    cost = Cost(target=0.5, draft=0.25, plain=1.0)
+    shown = dataclasses.replace(result, rounds=(report(4, 3),), cost=cost, speedup_basis="a | b")._repr_markdown_()
+    assert shown.splitlines() == [
+        "héllo",
+        "",
+        "| | |",
+        "| --- | --- |",
+        "| strategy | tokens (exact) |",
+        f"| tokens | {result.stats.summary()} |",
+        "| time | 2.000 s |",
+        "| speed | 2.00x as fast as the target alone (a &#124; b) |",
+        "| cost | 0.750000, 0.250000 less than plain |",
+    ]
+    calls = (ToolCall("1", "weather", '{"city": "Rome"}'),)
+    assert '\n`weather({"city": "Rome"})`\n\n| | |\n' in dataclasses.replace(result, tool_calls=calls)._repr_markdown_()
 
 
 def test_the_summary_says_why_nothing_was_speculated() -> None:

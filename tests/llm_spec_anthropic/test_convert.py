@@ -14,11 +14,11 @@ from llm_spec import (
     ChatMessage,
     ChatRequest,
     InvalidRequestError,
-    NativeMessage,
     ReasoningDelta,
     ReasoningDetail,
     ToolCall,
 )
+from llm_spec.contract.messages import NativeMessage
 from llm_spec.contract.reasoning_details import merge_reasoning_details
 from llm_spec.contract.request import Messages
 

@@ -9,7 +9,8 @@ from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS
 from llm_spec_openai.convert import build_request_body as build_openai_body
 
-from llm_spec import ChatMessage, ChatRequest, NativeMessage, ToolCall
+from llm_spec import ChatMessage, ChatRequest, ToolCall
+from llm_spec.contract.messages import NativeMessage
 from llm_spec.contract.request import Messages
 
 CALL = ToolCall("c1", "f", "{}")

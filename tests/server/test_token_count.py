@@ -8,7 +8,8 @@ import pytest
 from support.messages_wire import MessagesWire, serve
 from support.serving import RULES, Asking, ask, remote, serving
 
-from llm_spec import ChatMessage, ChatRequest, NativeMessage, open_provider
+from llm_spec import ChatMessage, ChatRequest, open_provider
+from llm_spec.contract.messages import NativeMessage
 from llm_spec.decoder.entry_points import NamedProvider
 from llm_spec.measure.tokens import estimate_request_tokens
 from llm_spec.server import ModelConfig

@@ -21,6 +21,7 @@ from langchain_core.tools import tool
 from pydantic import BaseModel, ValidationError
 
 from llm_spec import (
+    ClosedError,
     Finish,
     Fixed,
     InvalidRequestError,
@@ -442,7 +443,7 @@ def test_closing_ends_the_thread_and_closes_what_was_opened() -> None:
     model.close()
     assert not thread.is_alive()
     assert provider.num_acloses == 0
-    with pytest.raises(RuntimeError, match="scripted:script is closed"):
+    with pytest.raises(ClosedError, match="scripted:script is closed"):
         model.invoke("Hi")
 
 

@@ -7,8 +7,9 @@ from typing import Any, Final
 import pytest
 from support.serving import ask, remote, serving
 
-from llm_spec import ChatMessage, NativeMessage, SpeculativeConfig, ToolCall
+from llm_spec import ChatMessage, SpeculativeConfig, ToolCall
 from llm_spec.contract.errors import ConfigError
+from llm_spec.contract.messages import NativeMessage
 from llm_spec.server import ModelConfig
 from llm_spec.server.apis.tool_images import place_tool_images
 from llm_spec.server.config import load_config

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar
 
+from llm_spec.contract.errors import ClosedError
 from llm_spec.local.forks import leave_to_parent, reset_in_forked_child
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class _StreamEnd:
     def raise_if_failed(self, name: str) -> None:
         """Raise the error, if any."""
         if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
-            raise RuntimeError(f"{name} was closed while it answered") from self.error
+            raise ClosedError(f"{name} was closed while it answered; make another") from self.error
         if self.error is not None:
             raise self.error
 
@@ -65,9 +66,9 @@ class EventLoopBridge:
     """Brings calls to the home loop of what `name` says.
 
     `owns_loop`: home is a thread of its own from the start, else the loop of the first call. Any method may raise
-    RuntimeError: after `close`, or when a blocking call on the home loop's own thread would wait for itself. Whoever
-    made the bridge closes it: what was carried ends, then `finish()` is awaited at home. A forgotten one takes its
-    thread along, and so does the end of the process.
+    ClosedError after `close`, and RuntimeError when a blocking call on the home loop's own thread would wait for
+    itself. Whoever made the bridge closes it: what was carried ends, then `finish()` is awaited at home. A forgotten
+    one takes its thread along, and so does the end of the process.
     """
 
     def __init__(self, name: str, *, owns_loop: bool, finish: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -180,7 +181,7 @@ class EventLoopBridge:
         if running is None:
             return False
         with self._lock:
-            self._raise_if_closed()
+            self.check_open()
             self._forget_ended_home()
             if may_become and self._home_loop is None and not self._owns_loop:
                 self._home_loop = running
@@ -192,16 +193,17 @@ class EventLoopBridge:
             self._home_loop = None
             self._tasks.clear()  # they ended with it
 
-    def _raise_if_closed(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError once it is closed."""
         if self._is_closed:
-            raise RuntimeError(f"{self._name} is closed")
+            raise ClosedError(f"{self._name} is closed; make another")
 
     def _start_on_home_loop(
         self, open_stream: OpenStream[T], put: Callable[[_StreamItem[T] | _StreamEnd], object]
     ) -> _HomeLoopTask[T]:
         """Start the work as a task at home; its items and its end are given to `put` there."""
         with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
-            self._raise_if_closed()
+            self.check_open()
             self._forget_ended_home()
             if self._home_loop is None:
                 self._thread = _LoopThread(self._name)
@@ -346,8 +348,7 @@ class _LeavableSelector(selectors.DefaultSelector):
     """A selector that knows no files once it is closed, where others raise."""
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
-        files: Mapping[FileDescriptorLike, selectors.SelectorKey] | None = super().get_map()
-        return {} if files is None else files
+        return super().get_map() or {}
 
 
 def _run_loop_until_stopped(

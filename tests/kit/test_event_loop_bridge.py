@@ -13,7 +13,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec import ClosedError
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 PLACE: ContextVar[str] = ContextVar("PLACE", default="nowhere")
 
@@ -183,7 +184,7 @@ def test_closing_ends_what_is_under_way() -> None:
     def wait() -> None:
         try:
             bridge.run(numbers.forever)
-        except RuntimeError as error:
+        except ClosedError as error:
             told.append(error)
 
     waiting = threading.Thread(target=wait)
@@ -191,9 +192,9 @@ def test_closing_ends_what_is_under_way() -> None:
     numbers.begun.wait()
     bridge.close()
     waiting.join()
-    assert str(told) == "[RuntimeError('numbers was closed while it answered')]"
+    assert str(told) == "[ClosedError('numbers was closed while it answered; make another')]"
     assert numbers.num_open == 0
-    with pytest.raises(RuntimeError, match="numbers is closed"):
+    with pytest.raises(ClosedError, match="numbers is closed"):
         bridge.run(numbers.one)
 
 
@@ -228,7 +229,7 @@ async def test_what_is_under_way_ends_before_the_object(owns_loop: bool) -> None
     while not numbers.num_open:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0.001)
     await bridge.aclose()
-    with pytest.raises(RuntimeError, match="numbers was closed while it answered"):
+    with pytest.raises(ClosedError, match="numbers was closed while it answered"):
         await blocked
     assert num_open == [0]
 
@@ -284,7 +285,7 @@ def test_a_forgotten_bridge_takes_its_thread_along() -> None:
 IS_FORKABLE = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 FORKED = """
 import asyncio, os, sys, threading
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 class Connection:
     async def ask(self):  # as an HTTP client's: of the loop that opened it, whose selector it is in
@@ -342,7 +343,7 @@ def test_a_stream_that_the_parent_began_is_told_in_the_child() -> None:
     ended = run_program("""
 import os
 from contextlib import asynccontextmanager
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 @asynccontextmanager
 async def open_numbers():
@@ -376,7 +377,7 @@ def test_the_end_of_the_process_ends_the_thread_first() -> None:
     """What its loop holds open is closed by its generators, as by `asyncio.run`."""
     ended = run_program("""
 import asyncio
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
 
 async def hold():
     try:
