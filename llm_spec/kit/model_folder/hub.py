@@ -1,0 +1,160 @@
+"""Models of the Hugging Face hub, fetched through its own library: its cache, token, endpoint and offline mode hold.
+
+https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from llm_spec.contract.errors import ModelLoadError
+
+__all__ = [
+    "FetchDisplay",
+    "fetch_from_hub",
+    "is_hub_name",
+    "list_folder_files",
+    "list_hub_files",
+    "show_fetches_on",
+    "tell_about_fetch",
+]
+
+_TOKENIZER: Final = "tokenizer.json"
+_TEXT_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    _TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
+_MB: Final = 1_000_000
+
+
+class FetchDisplay(Protocol):
+    """Where a program shows what is fetched."""
+
+    def change_line(self, line: str) -> None:
+        """Show a line in place of the one before."""
+        ...
+
+    def print_line(self, line: str) -> None:
+        """Show a line that stays."""
+        ...
+
+
+_DISPLAY: Final[ContextVar[FetchDisplay | None]] = ContextVar("llm_spec_fetch_display", default=None)
+
+
+@contextmanager
+def show_fetches_on(display: FetchDisplay) -> Generator[None]:
+    """Show on `display` what is fetched inside of `with`; without one, the hub's library shows its own progress."""
+    token = _DISPLAY.set(display)
+    try:
+        yield
+    finally:
+        _DISPLAY.reset(token)
+
+
+def tell_about_fetch(line: str) -> None:
+    """Show a line that stays, if a program shows what is fetched."""
+    display = _DISPLAY.get()
+    if display is not None:
+        display.print_line(line)
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether a model's name can be one of the hub: `org/name`."""
+    parts = model.split("/")
+    return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
+
+
+def fetch_from_hub(
+    name: str, choose_weights: Callable[[Path], Sequence[str]], *, text_files: Sequence[str] = ()
+) -> Path:
+    """Fetch a model unless the cache has it; returns its folder, which is named for its commit.
+
+    Many repositories have their weights in several forms. So the text files come first, `text_files` with the usual
+    ones, and `choose_weights(folder)` returns the paths of the weights that are needed.
+    Raises ModelLoadError with what is wrong and what to do.
+    """
+    hub: Any = importlib.import_module("huggingface_hub")
+    bar: Any = _make_progress_bar_class(name)
+    try:
+        folder = Path(hub.snapshot_download(name, allow_patterns=[*_TEXT_FILES, *text_files], tqdm_class=bar))
+        if not (folder / _TOKENIZER).is_file():
+            raise ModelLoadError(f"{name} on the Hugging Face hub has no {_TOKENIZER}; choose a repository with one")
+        weights = list(choose_weights(folder))
+        return Path(hub.snapshot_download(name, revision=folder.name, allow_patterns=weights, tqdm_class=bar))
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the hub's errors and those of the network below it have no common base
+        raise ModelLoadError(_describe_failure(name, error)) from error
+
+
+def list_hub_files(name: str, folder: Path) -> Mapping[str, int]:
+    """The paths and sizes of a repository's files; without a network, of those in its cached folder."""
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        entries = list(hub.HfApi().list_repo_tree(name, recursive=True, revision=folder.name))
+    except Exception:  # noqa: BLE001 - as above; the cache may have all that is needed
+        return list_folder_files(folder)
+    return {entry.path: entry.size for entry in entries if hasattr(entry, "size")}  # a folder has none
+
+
+def list_folder_files(folder: Path) -> Mapping[str, int]:
+    """The paths and sizes of a folder's files."""
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def _make_progress_bar_class(name: str) -> Any:
+    """The library's bar, but shown on the program's display; without one, on a terminal alone."""
+    utils: Any = importlib.import_module("huggingface_hub.utils")
+    display = _DISPLAY.get()
+
+    class FetchBar(utils.tqdm):  # type: ignore[misc] # the library is loaded late, so its class is not known
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # the library counts files as well, and bytes twice: as they arrive and as they are written
+            self._counts_bytes = options.get("unit") == "B" and not str(options.get("name")).endswith(".transfer")
+            self._num_done = 0
+            utils.tqdm.__init__(self, *args, **options | {"disable": None if display is None else True})
+
+        def update(self, n: float | None = 1) -> Any:
+            if display is not None and self._counts_bytes:
+                self._num_done += int(n or 0)
+                total = f" of {self.total / _MB:.0f}" if self.total else ""
+                display.change_line(f"fetching {name}: {self._num_done / _MB:.0f}{total} MB")
+            return utils.tqdm.update(self, n)
+
+    return FetchBar
+
+
+def _describe_failure(name: str, error: Exception) -> str:
+    errors: Any = importlib.import_module("huggingface_hub.errors")
+    cause = error.__cause__ or error
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated: accept its terms on its page of the Hugging Face hub, and set HF_TOKEN to a token of "
+            "that account"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"the Hugging Face hub has no model {name}, or it is private; check the name, or set HF_TOKEN to a token "
+            "that may read it"
+        )
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return f"HF_HUB_OFFLINE is set, and the cache does not have all of {name}; fetch it once without HF_HUB_OFFLINE"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            f"the Hugging Face hub did not answer ({type(cause).__name__}), and the cache does not have all of {name}; "
+            "check the network, or give a folder"
+        )
+    return (
+        f"{name} could not be fetched from the Hugging Face hub ({type(error).__name__}); try again, or give a folder"
+    )
