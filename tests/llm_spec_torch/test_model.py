@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import shutil
 import threading
@@ -11,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import llm_spec_torch
 import numpy as np
 import pytest
 import torch
@@ -370,6 +372,19 @@ def test_of_a_models_weights_what_is_read_is_fetched(
     fetched = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert fetched == {*HUB_FILES, *weights, *(["model.safetensors.index.json"] if index is not None else [])}
     assert hub.sent.keys() == fetched
+
+
+@pytest.mark.parametrize(("platform", "is_told"), [("linux", True), ("darwin", False)])
+def test_a_missing_torch_is_had_in_the_build_that_the_machine_needs(
+    monkeypatch: pytest.MonkeyPatch, platform: str, is_told: bool
+) -> None:
+    """On Linux the usual one brings several gigabytes for CUDA."""
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.platform", platform)
+        install = importlib.reload(llm_spec_torch).TORCH.install
+    importlib.reload(llm_spec_torch)
+    assert ("pip install torch --index-url https://download.pytorch.org/whl/cpu" in install) == is_told
+    assert "[torch]'" in install
 
 
 @pytest.mark.parametrize(
