@@ -29,6 +29,7 @@ from llm_spec.kit.model_folder.files import find_file, read_json
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.caches import prefill_prompt
 from llm_spec.local.threads import count_usable_cores
+from llm_spec_onnx.model_bytes import read_model_bytes
 from llm_spec_onnx.sessions import (
     GrowingCacheSession,
     IdleBuffers,
@@ -59,6 +60,7 @@ def _import_onnxruntime() -> Any:
 
 ort: Any = _import_onnxruntime()  # it has no type information: one Any instead of a hundred unknowns
 
+_WEIGHTS_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
 _MAX_IDLE_CACHES: Final = 4  # closed sessions whose buffers are kept for the next requests
 _MAX_DOUBLED_BYTES: Final = 64 * 2**20  # of a model that is loaded once more, for passes with several threads
@@ -204,7 +206,9 @@ def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> Loaded
 
     def load_session() -> Any:
         try:
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            content, weights_folder = read_model_bytes(path)
+            options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights_folder))
+            return ort.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors have no common base
             message = f"{path} is not a model that onnxruntime {ort.__version__} can load: {error}"
             raise ModelLoadError(message) from error
