@@ -25,7 +25,7 @@ import numpy as np
 from llm_spec import ConfigError
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.contract.token_model import TokenSession
-from llm_spec.kit.model_folder.files import find_file, read_json
+from llm_spec.kit.model_folder.files import read_json
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.caches import prefill_prompt
 from llm_spec.local.threads import count_usable_cores
@@ -38,6 +38,7 @@ from llm_spec_onnx.sessions import (
     SharedSession,
     ThreadChoice,
 )
+from llm_spec_onnx.weights import find_weights_file
 
 __all__ = ["OnnxModel"]
 
@@ -79,6 +80,9 @@ _KNOWN_INPUT: Final = re.compile(r"input_ids|attention_mask|position_ids|past_ke
 class OnnxModel:
     """A model folder, loaded: `model.onnx` (or `onnx/model.onnx`), config.json and the tokenizer's files.
 
+    `model` is a folder, or `org/name` on the Hugging Face hub, of which only what is needed is fetched. `weights` is a
+    kind, as its file is called: "q4" is `model_q4.onnx`, "fp32" `model.onnx`. By default the one that did best in a
+    benchmark of ours (`weights.py`).
     `threads` is onnxruntime's for one forward: more than one helps large models only, and spoils small drafts. 0: one,
     but as many as were fastest when it was loaded for a target that answers one request alone, where that gives the
     same bits. The first answer of a process gains nothing by that, later ones do. Its weights are in memory twice then,
@@ -88,12 +92,19 @@ class OnnxModel:
     Raises ModelLoadError naming the file that is missing or broken.
     """
 
-    def __init__(self, folder: str | Path, *, name: str | None = None, threads: int = 1, exact: bool = True) -> None:
-        folder = Path(folder).expanduser()
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        threads: int = 1,
+        exact: bool = True,
+        weights: str | None = None,
+    ) -> None:
         if threads < 0:
             raise ConfigError(f"threads is {threads}; it must be at least 1, or 0 for as many as are fastest")
-        self.name = name or f"onnx:{folder}"
-        path = find_file(folder, "model.onnx", "onnx/model.onnx")
+        self.name = name or f"onnx:{model}"
+        folder, path = find_weights_file(model, weights)
         self.tokenizer = FolderTokenizer(folder)
         config = read_json(folder / "config.json", optional=True)
         self._graph = _load_onnx_model(path, config, threads or 1)
