@@ -19,7 +19,7 @@ exported by optimum and converted as such repositories do, by onnxruntime 1.32 o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -67,11 +67,12 @@ def find_weights_file(model: str | Path, kind: str | None) -> tuple[Path, Path]:
 
     def choose_parts(folder: Path) -> list[str]:
         files = list_hub_files(name, folder)
-        if not list_kinds(files):
+        kinds = list_kinds(files)
+        if not kinds:
             raise ModelLoadError(_describe_missing_export(name))
         chosen.append(_choose_file(name, files, kind))
         parts = [file for file in files if re.fullmatch(re.escape(chosen[0]) + _OUTSIDE_PARTS, file)]
-        tell_about_fetch(_describe_choice(name, files, chosen[0], sum(files[part] for part in parts)))
+        tell_about_fetch(_describe_choice(name, chosen[0], sum(files[part] for part in parts), kinds, kind))
         return parts
 
     folder = fetch_from_hub(name, choose_parts, text_files=[_GENAI_CONFIG])
@@ -105,13 +106,13 @@ def _describe_missing_export(name: str) -> str:
     )
 
 
-def _describe_choice(name: str, files: Iterable[str], chosen: str, size: int) -> str:
-    """What was chosen, why if there were several kinds, and how to choose another."""
-    kinds = list_kinds(files)
-    kind = next(kind for kind, file in kinds.items() if file == chosen)
-    others = ", ".join(sorted(kinds.keys() - {kind}))
-    line = f"{name}: {chosen}, {size / 1e6:.0f} MB"
-    if others and kind in _MEASURED:
-        speed, share = _MEASURED[kind]
-        line += f"; in our benchmark {speed:.1f}x as fast as fp32, with the same token at {share} % of places"
-    return f"{line}; for others add ?weights= and {others}" if others else line
+def _describe_choice(name: str, path: str, size: int, kinds: Collection[str], kind: str | None) -> str:
+    """What is read; if nobody asked for it and there were others, why, and how to ask for another."""
+    line = f"{name}: {path.rpartition('/')[2]}, {size / 1e6:.0f} MB"
+    best = next((best for best in _MEASURED if best in kinds), None)
+    others = sorted(set(kinds) - {best})
+    if kind is not None or best is None or not others:
+        return line
+    speed, share = _MEASURED[best]
+    why = f"{best} is {speed:.1f}x as fast as fp32, and writes the same token at {share} % of places"
+    return f"{line}. Measured with SmolLM2-135M-Instruct, {why}. Others: ?weights={'|'.join(others)}"

@@ -67,8 +67,8 @@ def test_the_weights_that_did_best_are_fetched(hub: HubDouble) -> None:
         model = OnnxModel(NAME)
     assert list_fetched_weights(hub) == {"onnx/model_q4.onnx"}
     (line,) = display.lines
-    assert line.startswith(f"{NAME}: onnx/model_q4.onnx, 0 MB; in our benchmark ")
-    assert line.endswith(" % of places; for others add ?weights= and fp16, fp32, int8")
+    assert line.startswith(f"{NAME}: model_q4.onnx, 0 MB. Measured with SmolLM2-135M-Instruct, q4 is ")
+    assert line.endswith(" % of places. Others: ?weights=fp16|fp32|int8")
     assert (model.name, model.same_text) == (f"onnx:{NAME}", True)
 
 
@@ -82,6 +82,14 @@ async def test_a_repository_answers_as_its_folder_does(hub: HubDouble, tmp_path:
         await provider.aclose()
     assert list_fetched_weights(hub) == {"onnx/model.onnx", "onnx/model.onnx_data"}
     assert answers[0] == answers[1] != ""
+
+
+def test_chosen_weights_are_not_explained(hub: HubDouble) -> None:
+    display = Display()
+    with show_fetches_on(display):
+        OnnxModel(NAME, weights="fp32")
+    assert display.lines == [f"{NAME}: model.onnx, 1 MB"]
+    assert list_fetched_weights(hub) == {"onnx/model.onnx", "onnx/model.onnx_data"}
 
 
 def test_without_the_hub_the_cached_weights_are_read(hub: HubDouble, tmp_path: Path) -> None:
