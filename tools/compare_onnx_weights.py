@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("kinds", nargs="*", help="default: all")
     options = parser.parse_args(arguments)
     files = {path.relative_to(options.folder).as_posix() for path in options.folder.rglob("*.onnx")}
-    for line in compare_kinds(options.folder, options.kinds or list_kinds(files)):
+    for line in compare_kinds(options.folder, options.kinds or sorted(list_kinds(files))):
         print(line, flush=True)
 
 
