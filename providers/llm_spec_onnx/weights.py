@@ -66,7 +66,12 @@ def find_weights_file(model: str | Path, kind: str | None) -> tuple[Path, Path]:
     chosen = list[str]()
 
     def choose_parts(folder: Path) -> list[str]:
-        files = list_hub_files(name, folder)
+        try:
+            files = list_hub_files(name, folder)
+        except Exception:  # of no common base: there is no network, but what is needed may have been fetched before
+            files = list_folder_files(folder)
+            if kind not in {None, *list_kinds(files)} or not list_kinds(files):
+                raise
         kinds = list_kinds(files)
         if not kinds:
             raise ModelLoadError(_describe_missing_export(name))

@@ -18,7 +18,7 @@ from support.tiny_models import MakeFolder
 from llm_spec import ChatRequest, ConfigError
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.decoder.entry_points import open_provider
-from llm_spec.kit.model_folder.hub import show_fetches_on
+from llm_spec.kit.model_folder.hub import fetch_from_hub, show_fetches_on
 
 NAME = "onnx-community/Tiny-Instruct"
 TEXTS = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
@@ -100,6 +100,19 @@ def test_without_the_hub_the_cached_weights_are_read(hub: HubDouble, tmp_path: P
         patched.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         OnnxProvider(NAME)
     assert hub.sent == sent
+
+
+@pytest.mark.parametrize("weights", [None, "q4"])
+def test_without_the_hub_other_weights_are_not_there(hub: HubDouble, tmp_path: Path, weights: str | None) -> None:
+    """Rather than that the repository does not have them."""
+    if weights:
+        OnnxModel(NAME, weights="fp32")
+    else:
+        fetch_from_hub(NAME, lambda _: ["README.md"])
+    with use_hub(hub, tmp_path / "cache") as patched:
+        patched.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE is set, and the cache does not have all of onnx-comm"):
+            OnnxModel(NAME, weights=weights)
 
 
 @pytest.mark.parametrize(

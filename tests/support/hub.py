@@ -77,8 +77,9 @@ class HubFile:
 class HubDouble:
     """Serves repositories, each a mapping of paths to contents, until `with` ends.
 
-    `gated`: repositories whose terms nobody has accepted; its lists are open, as the hub's are. `num_breaks`: so many
-    of the next answers with a large file break off in the middle. `sent`: bytes of bodies, by path.
+    `gated`: repositories whose terms nobody has accepted; their lists are open, as the hub's are. `tokens`: those that
+    it knows. `num_breaks`: so many of the next answers with a large file break off in the middle. `sent`: bytes of
+    bodies, by path.
     """
 
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes | Path]], *, port: int = 0) -> None:
@@ -88,6 +89,7 @@ class HubDouble:
         }
         self.gated = set[str]()
         self.num_breaks = 0
+        self.tokens = set[str]()
         self.sent = dict[str, int]()
         double = self
 
@@ -135,6 +137,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and token not in self.hub.tokens:
+            self._refuse(401, "", "Invalid credentials in Authorization header")
+            return
         match unquote(urlsplit(self.path).path).strip("/").split("/"):
             case ["api", "models", org, name, "revision", _] | ["api", "models", org, name]:
                 self._send_repository(f"{org}/{name}")
@@ -216,8 +222,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _refuse(self, status: int, code: str) -> None:
-        self._send_headers(status, {"X-Error-Code": code, "X-Error-Message": code, "Content-Length": "0"})
+    def _refuse(self, status: int, code: str, message: str = "") -> None:
+        headers = {"X-Error-Code": code, "X-Error-Message": message or code, "Content-Length": "0"}
+        self._send_headers(status, {name: value for name, value in headers.items() if value})
 
     def _send_headers(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)

@@ -99,12 +99,9 @@ def fetch_from_hub(
 
 
 def list_hub_files(name: str, folder: Path) -> Mapping[str, int]:
-    """The paths and sizes of a repository's files; without a network, of those in its cached folder."""
+    """The paths and sizes of a repository's files, whether fetched or not; raises what the hub's library raises."""
     hub: Any = importlib.import_module("huggingface_hub")
-    try:
-        entries = list(hub.HfApi().list_repo_tree(name, recursive=True, revision=folder.name))
-    except Exception:  # noqa: BLE001 - as above; the cache may have all that is needed
-        return list_folder_files(folder)
+    entries = hub.HfApi().list_repo_tree(name, recursive=True, revision=folder.name)
     return {entry.path: entry.size for entry in entries if hasattr(entry, "size")}  # a folder has none
 
 
@@ -135,7 +132,7 @@ def _make_progress_bar_class(name: str) -> Any:
     return FetchBar
 
 
-def _describe_failure(name: str, error: Exception) -> str:
+def _describe_failure(name: str, error: Any) -> str:
     errors: Any = importlib.import_module("huggingface_hub.errors")
     cause = error.__cause__ or error
     if isinstance(error, errors.GatedRepoError):
@@ -148,6 +145,8 @@ def _describe_failure(name: str, error: Exception) -> str:
             f"the Hugging Face hub has no model {name}, or it is private; check the name, or set HF_TOKEN to a token "
             "that may read it"
         )
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+        return f"the Hugging Face hub refused the token that was sent for {name}; check HF_TOKEN"
     if isinstance(cause, errors.OfflineModeIsEnabled):
         return f"HF_HUB_OFFLINE is set, and the cache does not have all of {name}; fetch it once without HF_HUB_OFFLINE"
     if isinstance(error, errors.LocalEntryNotFoundError):

@@ -10,7 +10,13 @@ import pytest
 from support.hub import COMMIT, HubDouble, use_hub
 
 from llm_spec.contract.errors import ModelLoadError
-from llm_spec.kit.model_folder.hub import fetch_from_hub, list_hub_files, show_fetches_on, tell_about_fetch
+from llm_spec.kit.model_folder.hub import (
+    fetch_from_hub,
+    list_folder_files,
+    list_hub_files,
+    show_fetches_on,
+    tell_about_fetch,
+)
 
 NAME = "somebody/model"
 WEIGHTS = "onnx/model.onnx"
@@ -78,16 +84,16 @@ def test_a_cached_model_needs_no_hub(hub: HubDouble, patched: pytest.MonkeyPatch
     sent = sum(hub.sent.values())
     go_offline(patched)
     assert fetch() == folder
-    assert list_hub_files(NAME, folder).keys() == {*TEXTS, WEIGHTS}  # online it lists what could be fetched, too
     assert sum(hub.sent.values()) == sent
 
 
-def test_files_are_listed_with_their_sizes(patched: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("patched")
+def test_files_are_listed_with_their_sizes() -> None:
+    """Fetched or not; and of a folder those that are there."""
     folder = fetch()
-    listed = list_hub_files(NAME, folder)
-    assert listed == {path: len(content) for path, content in (TEXTS | OTHERS | {WEIGHTS: b"w" * 4000}).items()}
-    go_offline(patched)
-    assert list_hub_files(NAME, folder)[WEIGHTS] == 4000
+    fetched = {path: len(content) for path, content in (TEXTS | {WEIGHTS: b"w" * 4000}).items()}
+    assert list_folder_files(folder) == fetched
+    assert list_hub_files(NAME, folder) == fetched | {path: len(content) for path, content in OTHERS.items()}
 
 
 def test_offline_without_a_cache(hub: HubDouble, patched: pytest.MonkeyPatch) -> None:
@@ -141,12 +147,15 @@ def test_a_gated_model(hub: HubDouble) -> None:
         fetch()
 
 
-def test_no_error_shows_the_key(hub: HubDouble, patched: pytest.MonkeyPatch) -> None:
+def test_a_token_that_the_hub_does_not_know(hub: HubDouble, patched: pytest.MonkeyPatch) -> None:
+    """The error does not show it."""
     patched.setenv("HF_TOKEN", "hf_secret")
-    hub.gated.add(NAME)
-    with pytest.raises(ModelLoadError) as failed:
+    hub.tokens = {"hf_other"}
+    with pytest.raises(ModelLoadError, match=r"refused the token that was sent for somebody/model; check HF") as failed:
         fetch()
     assert "hf_secret" not in str(failed.value)
+    patched.setenv("HF_TOKEN", "hf_other")
+    assert fetch().name == COMMIT
 
 
 @pytest.mark.usefixtures("patched")
