@@ -66,12 +66,7 @@ def find_weights_file(model: str | Path, kind: str | None) -> tuple[Path, Path]:
     chosen = list[str]()
 
     def choose_parts(folder: Path) -> list[str]:
-        try:
-            files = list_hub_files(name, folder)
-        except Exception:  # of no common base: there is no network, but what is needed may have been fetched before
-            files = list_folder_files(folder)
-            if kind not in {None, *list_kinds(files)} or not list_kinds(files):
-                raise
+        files = _list_files(name, folder, kind)
         kinds = list_kinds(files)
         if not kinds:
             raise ModelLoadError(_describe_missing_export(name))
@@ -92,6 +87,18 @@ def list_kinds(files: Iterable[str]) -> dict[str, str]:
         if match is not None:
             kinds[match["kind"] or _FLOAT32] = file
     return kinds
+
+
+def _list_files(name: str, folder: Path, kind: str | None) -> Mapping[str, int]:
+    """A repository's files; without a network those that were fetched before, if weights are among them."""
+    try:
+        return list_hub_files(name, folder)
+    except Exception:  # the hub's errors and those of the network below it have no common base
+        files = list_folder_files(folder)
+        kinds = list_kinds(files)
+        if not kinds or kind not in {None, *kinds}:
+            raise
+        return files
 
 
 def _choose_file(where: str, files: Iterable[str], kind: str | None) -> str:
