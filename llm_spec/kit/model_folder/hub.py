@@ -89,9 +89,11 @@ def fetch_from_hub(
     try:
         folder = Path(hub.snapshot_download(name, allow_patterns=[*_TEXT_FILES, *text_files], tqdm_class=bar))
         if not (folder / _TOKENIZER).is_file():
-            raise ModelLoadError(f"{name} on the Hugging Face hub has no {_TOKENIZER}; choose a repository with one")
-        weights = list(choose_weights(folder))
-        return Path(hub.snapshot_download(name, revision=folder.name, allow_patterns=weights, tqdm_class=bar))
+            raise ModelLoadError(f"{name} of the Hugging Face hub has no {_TOKENIZER}; choose another model")
+        for path in choose_weights(folder):
+            # in this thread: of several threads, Ctrl-C waits for what each of them is fetching
+            hub.hf_hub_download(name, path, revision=folder.name, tqdm_class=bar)
+        return folder
     except ModelLoadError:
         raise
     except Exception as error:  # the hub's errors and those of the network below it have no common base
@@ -117,8 +119,7 @@ def _make_progress_bar_class(name: str) -> Any:
 
     class FetchBar(utils.tqdm):  # type: ignore[misc] # the library is loaded late, so its class is not known
         def __init__(self, *args: Any, **options: Any) -> None:
-            # the library counts files as well, and bytes twice: as they arrive and as they are written
-            self._counts_bytes = options.get("unit") == "B" and not str(options.get("name")).endswith(".transfer")
+            self._counts_bytes = options.get("unit") == "B"  # the library counts files as well
             self._num_done = 0
             utils.tqdm.__init__(self, *args, **options | {"disable": None if display is None else True})
 
@@ -136,24 +137,17 @@ def _describe_failure(name: str, error: Any) -> str:
     errors: Any = importlib.import_module("huggingface_hub.errors")
     cause = error.__cause__ or error
     if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{name} is gated: accept its terms on its page of the Hugging Face hub, and set HF_TOKEN to a token of "
-            "that account"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"the Hugging Face hub has no model {name}, or it is private; check the name, or set HF_TOKEN to a token "
-            "that may read it"
-        )
-    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
-        return f"the Hugging Face hub refused the token that was sent for {name}; check HF_TOKEN"
-    if isinstance(cause, errors.OfflineModeIsEnabled):
-        return f"HF_HUB_OFFLINE is set, and the cache does not have all of {name}; fetch it once without HF_HUB_OFFLINE"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return (
-            f"the Hugging Face hub did not answer ({type(cause).__name__}), and the cache does not have all of {name}; "
-            "check the network, or give a folder"
-        )
-    return (
-        f"{name} could not be fetched from the Hugging Face hub ({type(error).__name__}); try again, or give a folder"
-    )
+        what = "is gated; accept its terms on its page of the hub, and set HF_TOKEN to a token of that account"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        what = "does not exist there, or is private; check the name, or set HF_TOKEN to a token that may read it"
+    elif isinstance(error, errors.RemoteEntryNotFoundError):
+        what = f"lacks a file that it names, {error.response.url.path.rpartition('/')[2]}; choose another model"
+    elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+        what = "was not sent, because the hub does not know the token; check HF_TOKEN"
+    elif isinstance(cause, errors.OfflineModeIsEnabled):
+        what = "is not cached in whole, and HF_HUB_OFFLINE is set; fetch it once without HF_HUB_OFFLINE"
+    elif isinstance(error, errors.LocalEntryNotFoundError):
+        what = f"is not cached in whole, and the hub did not answer ({type(cause).__name__}); check the network"
+    else:
+        what = f"could not be fetched ({type(error).__name__}); try again"
+    return f"{name} of the Hugging Face hub {what}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_files_are_listed_with_their_sizes() -> None:
 
 def test_offline_without_a_cache(hub: HubDouble, patched: pytest.MonkeyPatch) -> None:
     go_offline(patched)
-    with pytest.raises(ModelLoadError, match=r"HF_HUB_OFFLINE is set, and the cache does not have all of somebody/mod"):
+    with pytest.raises(ModelLoadError, match=r"somebody/model .* is not cached in whole, and HF_HUB_OFFLINE is set"):
         fetch()
     assert hub.sent == {}
 
@@ -107,7 +108,7 @@ def test_offline_with_a_part_of_it(patched: pytest.MonkeyPatch) -> None:
     """The weights of another kind were fetched before."""
     fetch_from_hub(NAME, lambda _: ["onnx/model_q4.onnx"])
     go_offline(patched)
-    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE is set, and the cache does not have all of"):
+    with pytest.raises(ModelLoadError, match="is not cached in whole, and HF_HUB_OFFLINE is set"):
         fetch()
 
 
@@ -117,7 +118,7 @@ def test_no_network(hub: HubDouble) -> None:
     hub.close()
     try:
         with pytest.raises(
-            ModelLoadError, match=r"hub did not answer \(ConnectError\), and the cache does not have all"
+            ModelLoadError, match=r"not cached in whole, and the hub did not answer \(ConnectError\); check the net"
         ):
             fetch()
     finally:
@@ -135,7 +136,7 @@ def test_no_network_with_a_cache(hub: HubDouble) -> None:
 def test_a_name_that_the_hub_does_not_have() -> None:
     """It answers 401 to those without a key, as for private ones."""
     with pytest.raises(
-        ModelLoadError, match=r"the Hugging Face hub has no model nobody/nothing, or it is private.*HF_TOK"
+        ModelLoadError, match=r"nobody/nothing of the Hugging Face hub does not exist there, or is private; .*HF_TOK"
     ):
         fetch("nobody/nothing")
 
@@ -143,7 +144,7 @@ def test_a_name_that_the_hub_does_not_have() -> None:
 @pytest.mark.usefixtures("patched")
 def test_a_gated_model(hub: HubDouble) -> None:
     hub.gated.add(NAME)
-    with pytest.raises(ModelLoadError, match=r"somebody/model is gated: accept its terms .* HF_TOKEN"):
+    with pytest.raises(ModelLoadError, match=r"somebody/model .* is gated; accept its terms .* HF_TOKEN"):
         fetch()
 
 
@@ -151,7 +152,9 @@ def test_a_token_that_the_hub_does_not_know(hub: HubDouble, patched: pytest.Monk
     """The error does not show it."""
     patched.setenv("HF_TOKEN", "hf_secret")
     hub.tokens = {"hf_other"}
-    with pytest.raises(ModelLoadError, match=r"refused the token that was sent for somebody/model; check HF") as failed:
+    with pytest.raises(
+        ModelLoadError, match=r"somebody/model .* the hub does not know the token; check HF_T"
+    ) as failed:
         fetch()
     assert "hf_secret" not in str(failed.value)
     patched.setenv("HF_TOKEN", "hf_other")
@@ -161,9 +164,26 @@ def test_a_token_that_the_hub_does_not_know(hub: HubDouble, patched: pytest.Monk
 @pytest.mark.usefixtures("patched")
 def test_a_missing_tokenizer_is_found_before_the_weights(hub: HubDouble) -> None:
     del hub.files[NAME]["tokenizer.json"]
-    with pytest.raises(ModelLoadError, match=r"somebody/model on the Hugging Face hub has no tokenizer\.json"):
+    with pytest.raises(ModelLoadError, match=r"somebody/model of the Hugging Face hub has no tokenizer\.json"):
         fetch()
     assert WEIGHTS not in hub.sent
+
+
+@pytest.mark.usefixtures("patched")
+def test_weights_that_the_repository_names_but_lacks() -> None:
+    """As an index of parts may."""
+    with pytest.raises(ModelLoadError, match=r"somebody/model .* lacks a file that it names, part\.safetensors"):
+        fetch_from_hub(NAME, lambda _: ["weights/part.safetensors"])
+
+
+def test_ctrl_c_ends_a_download_at_once(patched: pytest.MonkeyPatch) -> None:
+    """Weights are fetched in the thread that is interrupted, so that none goes on with them."""
+    threads = set[threading.Thread]()
+    patched.setattr(Display, "change_line", lambda _, __: threads.add(threading.current_thread()))
+    fetch_from_hub(NAME, lambda _: [])
+    with show_fetches_on(Display()):
+        fetch()
+    assert threads == {threading.current_thread()}
 
 
 @pytest.fixture
@@ -183,10 +203,10 @@ def test_a_download_that_breaks_off_goes_on(hub: HubDouble) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_download_that_breaks_off_again_and_again(hub: HubDouble) -> None:
-    """No half file is taken for the weights, and the next try goes on."""
+    """No half file is taken for the weights, and the next try has all of them."""
     hub.num_breaks = 10_000
     with pytest.raises(
-        ModelLoadError, match=r"somebody/model could not be fetched .* \(RemoteProtocolError\); try again"
+        ModelLoadError, match=r"somebody/model .* could not be fetched \(RemoteProtocolError\); try again"
     ):
         fetch()
     hub.num_breaks = 0
