@@ -95,8 +95,8 @@ def convert(
 
 def measure_agreement(reference: Path, folder: Path, prompts: Sequence[str] = PROMPTS) -> Agreement:
     """Compare a model's choices along the greedy answers of another one, in folders of the same tokenizer."""
-    answers = _answer_prompts(reference, prompts)
-    return _compare_along_answers(OnnxModel(folder), answers)
+    answers = answer_prompts(OnnxModel(reference), prompts)
+    return compare_along_answers(OnnxModel(folder), answers)
 
 
 def compare_weights(source: Path, *, cache: CacheKind, prompts: Sequence[str] = PROMPTS) -> Iterator[str]:
@@ -113,10 +113,10 @@ def compare_weights(source: Path, *, cache: CacheKind, prompts: Sequence[str] = 
         with TemporaryDirectory() as folder:
             _write_folder(source, Path(folder), config, weights, cache=cache, weights_dtype=weights_dtype)
             if answers is None:
-                answers = _answer_prompts(Path(folder), prompts)
+                answers = answer_prompts(OnnxModel(Path(folder)), prompts)
             model = OnnxModel(Path(folder))
             times = " | ".join(f"{1e3 * _time_pass(model, width):.2f}" for width in _TIMED_WIDTHS)
-            agreement = _compare_along_answers(model, answers)
+            agreement = compare_along_answers(model, answers)
             size = (Path(folder) / "model.onnx").stat().st_size / 1e6
             del model  # before the next one is loaded
         yield (
@@ -125,14 +125,14 @@ def compare_weights(source: Path, *, cache: CacheKind, prompts: Sequence[str] = 
         )
 
 
-def _answer_prompts(folder: Path, prompts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+def answer_prompts(model: OnnxModel, prompts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Each prompt's ids, and a model's greedy answer to it."""
-    model = OnnxModel(folder)
     questions = [list(model.tokenizer.encode_chat(ChatRequest.create(prompt))) for prompt in prompts]
     return [(prompt_ids, _generate_greedy(model, prompt_ids)) for prompt_ids in questions]
 
 
-def _compare_along_answers(model: OnnxModel, answers: Sequence[tuple[list[int], list[int]]]) -> Agreement:
+def compare_along_answers(model: OnnxModel, answers: Sequence[tuple[list[int], list[int]]]) -> Agreement:
+    """Compare a model's choices along the answers of another one."""
     same = [_predict_tokens(model, prompt_ids, answer) == np.array(answer) for prompt_ids, answer in answers]
     return Agreement(
         num_prompts=len(same),

@@ -22,6 +22,7 @@ from llm_spec.decoder.decoder import SpeculativeDecoder
 from llm_spec.decoder.entry_points import open_draft, open_provider, strip_address, strip_credentials
 from llm_spec.decoder.pricing import parse_price
 from llm_spec.decoder.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.kit.model_folder.hub import show_fetches_on
 from llm_spec.local.lookahead import CostAware, Fixed, LookaheadPolicy
 from llm_spec.measure.clock import now
 from llm_spec.strategies.registry import AUTO, PLAIN
@@ -34,7 +35,7 @@ def run_prompt_command(arguments: argparse.Namespace) -> int:
     request, config = _build_prompt_request(arguments), _build_config(arguments)
     draft_name = None if config.strategy == PLAIN.name else arguments.draft
     names = strip_credentials(" and ".join(filter(None, (arguments.target, draft_name))))
-    with Spinner(f"loading {names}", sys.stderr):
+    with Spinner(f"loading {names}", sys.stderr) as spinner, show_fetches_on(spinner):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
     answer = asyncio.run(_answer_and_close(request, config, target, draft, arguments))

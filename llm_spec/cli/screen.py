@@ -68,13 +68,15 @@ def escape_control_characters(text: str) -> str:
 class Spinner:
     """A line on a terminal that moves while something is waited for, and is gone when it ends or is stopped.
 
-    Elsewhere than on a terminal nothing is shown.
+    Elsewhere than on a terminal nothing is shown but the lines that stay. It is a `FetchDisplay`.
     """
 
     def __init__(self, line: str, out: TextIO) -> None:
         self._line = line
         self._out = out
         self._ended = threading.Event()
+        self._writing = threading.Lock()
+        self._width = 0
         self._thread = threading.Thread(target=self._run_animation, daemon=True)
 
     def __enter__(self) -> Self:
@@ -93,19 +95,37 @@ class Spinner:
         if self._thread.is_alive():
             self._thread.join()
 
+    def change_line(self, line: str) -> None:
+        """Say what is waited for now, from the next frame on."""
+        self._line = line
+
+    def print_line(self, line: str) -> None:
+        """Print a line that stays, above the one that moves."""
+        with self._writing:
+            self._take_line_away()
+            self._out.write(f"{line}\n")
+            self._out.flush()
+
     def _run_animation(self) -> None:
         if self._ended.wait(_PATIENCE_S):
             return
-        line = f"{self._line} ..."[: shutil.get_terminal_size().columns - 3]  # one that wraps could not be taken away
         for frame in itertools.cycle(_FRAMES):
-            self._write_and_flush(f"\r{frame} {line}")
+            with self._writing:
+                # one that wraps could not be taken away
+                line = f"{frame} {self._line} ..."[: shutil.get_terminal_size().columns - 1]
+                self._out.write(f"\r{line}{' ' * (self._width - len(line))}")
+                self._out.flush()
+                self._width = len(line)
             if self._ended.wait(_FRAME_S):
                 break
-        self._write_and_flush(f"\r{' ' * (len(line) + 2)}\r")
+        with self._writing:
+            self._take_line_away()
+            self._out.flush()
 
-    def _write_and_flush(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+    def _take_line_away(self) -> None:
+        if self._width:
+            self._out.write(f"\r{' ' * self._width}\r")
+            self._width = 0
 
 
 class ProgressBar:

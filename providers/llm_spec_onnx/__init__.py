@@ -29,13 +29,13 @@ def __getattr__(name: str) -> object:
 def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
     from llm_spec.kit.server_addresses import strip_credentials
 
-    folder, _, query = model.partition("?")
-    if base_url is not None or not folder:
+    path, _, query = model.partition("?")
+    if base_url is not None or not path:
         raise ConfigError(
-            f"onnx takes a folder on this machine, onnx:/path/to/model or onnx:/path/to/model?threads=2, not "
+            "onnx takes a folder or a Hugging Face name, onnx:/path/to/model or onnx:org/name?weights=fp32, not "
             f"{strip_credentials(base_url or 'nothing')!r}"
         )
-    return _open_provider(Path(folder), f"onnx:{folder}", query)
+    return _open_provider(path, f"onnx:{path}", query)
 
 
 def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
@@ -45,18 +45,18 @@ def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
     return _open_provider(_BUILTIN_FOLDER / name, f"builtin:{name}", query)
 
 
-def _open_provider(folder: Path, name: str, query: str) -> OnnxProvider:
+def _open_provider(model: str | Path, name: str, query: str) -> OnnxProvider:
     from llm_spec.kit.model_options import parse_query_options
     from llm_spec_onnx.options import OnnxOptions
     from llm_spec_onnx.provider import OnnxProvider
 
-    return OnnxProvider(folder, name=name, **parse_query_options("onnx", query, OnnxOptions))
+    return OnnxProvider(model, name=name, **parse_query_options("onnx", query, OnnxOptions))
 
 
 ONNX: Final = ProviderEntry(
     load=_load_onnx_provider,
-    summary="any Hugging Face ONNX export with a key-value cache: onnx:/path/to/folder",
-    requires=_REQUIRES,
+    summary="any Hugging Face ONNX export with a key-value cache: onnx:/path or onnx:org/name",
+    requires=(*_REQUIRES, "huggingface_hub"),
     install=_INSTALL,
     names_files=True,
     features=lambda _: ("token_model",),

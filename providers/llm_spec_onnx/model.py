@@ -25,10 +25,11 @@ import numpy as np
 from llm_spec import ConfigError
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.contract.token_model import TokenSession
-from llm_spec.kit.model_folder.files import find_file, read_json
+from llm_spec.kit.model_folder.files import read_json
 from llm_spec.kit.model_folder.tokenizer import FolderTokenizer
 from llm_spec.local.caches import prefill_prompt
 from llm_spec.local.threads import count_usable_cores
+from llm_spec_onnx.model_bytes import read_model_bytes
 from llm_spec_onnx.sessions import (
     GrowingCacheSession,
     IdleBuffers,
@@ -37,6 +38,7 @@ from llm_spec_onnx.sessions import (
     SharedSession,
     ThreadChoice,
 )
+from llm_spec_onnx.weights import find_weights_file
 
 __all__ = ["OnnxModel"]
 
@@ -59,6 +61,7 @@ def _import_onnxruntime() -> Any:
 
 ort: Any = _import_onnxruntime()  # it has no type information: one Any instead of a hundred unknowns
 
+_WEIGHTS_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
 _MAX_IDLE_CACHES: Final = 4  # closed sessions whose buffers are kept for the next requests
 _MAX_DOUBLED_BYTES: Final = 64 * 2**20  # of a model that is loaded once more, for passes with several threads
@@ -77,6 +80,9 @@ _KNOWN_INPUT: Final = re.compile(r"input_ids|attention_mask|position_ids|past_ke
 class OnnxModel:
     """A model folder, loaded: `model.onnx` (or `onnx/model.onnx`), config.json and the tokenizer's files.
 
+    `model` is a folder, or `org/name` on the Hugging Face hub, of which only what is needed is fetched. `weights` is a
+    kind, as its file is called: "q4" is `model_q4.onnx`, "fp32" `model.onnx`. By default the one that did best in a
+    benchmark of ours (`weights.py`).
     `threads` is onnxruntime's for one forward: more than one helps large models only, and spoils small drafts. 0: one,
     but as many as were fastest when it was loaded for a target that answers one request alone, where that gives the
     same bits. The first answer of a process gains nothing by that, later ones do. Its weights are in memory twice then,
@@ -86,12 +92,19 @@ class OnnxModel:
     Raises ModelLoadError naming the file that is missing or broken.
     """
 
-    def __init__(self, folder: str | Path, *, name: str | None = None, threads: int = 1, exact: bool = True) -> None:
-        folder = Path(folder).expanduser()
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        threads: int = 1,
+        exact: bool = True,
+        weights: str | None = None,
+    ) -> None:
         if threads < 0:
             raise ConfigError(f"threads is {threads}; it must be at least 1, or 0 for as many as are fastest")
-        self.name = name or f"onnx:{folder}"
-        path = find_file(folder, "model.onnx", "onnx/model.onnx")
+        self.name = name or f"onnx:{model}"
+        folder, path = find_weights_file(model, weights)
         self.tokenizer = FolderTokenizer(folder)
         config = read_json(folder / "config.json", optional=True)
         self._graph = _load_onnx_model(path, config, threads or 1)
@@ -204,7 +217,9 @@ def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> Loaded
 
     def load_session() -> Any:
         try:
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            content, weights_folder = read_model_bytes(path)
+            options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights_folder))
+            return ort.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors have no common base
             message = f"{path} is not a model that onnxruntime {ort.__version__} can load: {error}"
             raise ModelLoadError(message) from error

@@ -12,3 +12,4 @@ class OnnxOptions(TypedDict, total=False):
 
     threads: int
     exact: bool
+    weights: str

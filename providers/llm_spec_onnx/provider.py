@@ -1,4 +1,4 @@
-"""OnnxProvider: a chat model from a folder on this machine."""
+"""OnnxProvider: a chat model from a folder, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ __all__ = ["OnnxProvider"]
 class OnnxProvider(TokenModelProvider[OnnxModel]):
     """Answers with a local ONNX model on the CPU, in a worker thread; arguments and errors are OnnxModel's."""
 
-    def __init__(self, folder: str | Path, *, name: str | None = None, **options: Unpack[OnnxOptions]) -> None:
-        super().__init__(OnnxModel(folder, name=name, **options))
+    def __init__(self, model: str | Path, *, name: str | None = None, **options: Unpack[OnnxOptions]) -> None:
+        super().__init__(OnnxModel(model, name=name, **options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from llm_spec_torch.provider import TorchProvider
 
 __all__ = ["TORCH", "TorchModel", "TorchOptions", "TorchProvider"]
+
+# On Linux the usual build is for CUDA; https://pytorch.org/get-started/locally names the index of the other.
+_CPU_BUILD_HINT: Final = (
+    "  (for a CPU run before it: pip install torch --index-url https://download.pytorch.org/whl/cpu, which is 200 MB "
+    "instead of several GB)"
+    if sys.platform == "linux"
+    else ""
+)
 
 
 def __getattr__(name: str) -> object:
@@ -50,7 +59,7 @@ TORCH: Final = ProviderEntry(
     load=_load_torch_provider,
     summary="any Hugging Face checkpoint built like Llama, Mistral, Qwen or Gemma: torch:/path or torch:org/name",
     requires=("torch", "transformers", "tokenizers", "jinja2"),
-    install="pip install 'llm-spec[torch]'",
+    install="pip install 'llm-spec[torch]'" + _CPU_BUILD_HINT,
     names_files=True,
     features=lambda _: ("token_model",),
 )

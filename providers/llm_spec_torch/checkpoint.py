@@ -17,6 +17,7 @@ from torch import Tensor
 
 from llm_spec.contract.errors import ModelLoadError
 from llm_spec.kit.model_folder.files import read_json
+from llm_spec.kit.model_folder.hub import fetch_from_hub, is_hub_name
 
 __all__ = [
     "find_checkpoint_folder",
@@ -32,14 +33,6 @@ _FILE_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torc
 _EMBEDDING_NAME: Final = "embed_tokens.weight"
 _NUM_COMPARED_ROWS: Final = 64
 _INDEX_NAME: Final = "model.safetensors.index.json"
-_HUB_FILES: Final = [_INDEX_NAME, "config.json", "generation_config.json"]
-_HUB_TEXTS: Final = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-]
 
 
 def find_checkpoint_folder(model: str | Path) -> Path:
@@ -47,25 +40,13 @@ def find_checkpoint_folder(model: str | Path) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
-    if not _is_hub_name(str(model)):
+    if not is_hub_name(str(model)):
         raise ModelLoadError(f"model folder {folder} does not exist; give a folder with config.json in it")
-    hub: Any = importlib.import_module("huggingface_hub")
-    try:
-        return _fetch_from_hub(hub, str(model))
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the hub's errors and those of the network below it have no common base
-        raise ModelLoadError(
-            f"{model} is not a folder on this machine and could not be fetched from the Hugging Face hub "
-            f"({type(error).__name__}); check the name and the network, or give a folder"
-        ) from error
 
+    def choose_weights(folder: Path) -> list[str]:
+        return [path.relative_to(folder).as_posix() for path in _list_weight_files(folder)]
 
-def _fetch_from_hub(hub: Any, name: str) -> Path:
-    """The folder of a model of the hub. Of its weights what is read is fetched: many have them in several forms."""
-    folder = Path(hub.snapshot_download(name, allow_patterns=_HUB_FILES + _HUB_TEXTS))
-    weights = [path.relative_to(folder).as_posix() for path in _list_weight_files(folder)]
-    return Path(hub.snapshot_download(name, revision=folder.name, allow_patterns=weights))  # named for its commit
+    return fetch_from_hub(str(model), choose_weights, text_files=[_INDEX_NAME])
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -176,11 +157,6 @@ def _remove_all_but_first_layers(module: Any, num_layers: int | None) -> None:
     config.num_hidden_layers = num_layers
     body: Any = getattr(module.model, "language_model", module.model)
     body.layers = body.layers[:num_layers]
-
-
-def _is_hub_name(model: str) -> bool:
-    parts = model.split("/")
-    return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
 
 
 def _check_weight_files(folder: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 from llama_onnx import build_onnx, create_random_weights
+from support.hub import HubDouble
 from support.serving import HANGS_S
 from support.tiny_models import TINY, write_tiny_model
 
@@ -333,6 +334,53 @@ def test_the_package_is_the_command() -> None:
             by_name.stdout,
             by_name.stderr,
         )
+
+
+def test_spinner_says_what_is_waited_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter line leaves nothing of a longer one, and a line that stays is above the one that moves."""
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with Spinner("fetching a long name", out) as spinner:
+        assert out.has_two_frames.wait(HANGS_S)
+        spinner.print_line("4-bit weights")
+        out.has_two_frames.clear()
+        spinner.change_line("loading")
+        while "loading" not in out.getvalue():
+            assert out.has_two_frames.wait(HANGS_S)
+    rows = [row.rpartition("\r")[2] for row in out.getvalue().split("\n")]
+    assert rows[0] == "4-bit weights"
+    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().endswith("\r" + " " * len("| loading ...") + "\r")
+    pipe = io.StringIO()
+    with Spinner("loading x", pipe) as spinner:
+        spinner.change_line("loading y")
+        spinner.print_line("4-bit weights")
+    assert pipe.getvalue() == "4-bit weights\n"
+
+
+def test_a_model_of_the_hub(tmp_path: Path) -> None:
+    """What a user types who has never fetched it; the answer stays alone where a pipe gets it."""
+    write_tiny_model(tmp_path / "model", "concat", "q4", 0)
+    files: dict[str, bytes | Path] = {path.name: path for path in (tmp_path / "model").iterdir()}
+    files["onnx/model_q4.onnx"] = files.pop("model.onnx")
+    arguments = ["run", "--target", "onnx:org/tiny", "--draft", "lookup", "--max-tokens", "8", PROMPT]
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    with HubDouble({"org/tiny": files}) as hub:
+        command = [LLM_SPEC, *arguments]
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=HANGS_S,
+            env=environment | {"HF_ENDPOINT": hub.url},
+        )
+    assert ended.stderr == "org/tiny: model_q4.onnx, 0 MB\n"
+    assert ended.stdout
+    again = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=HANGS_S, env=environment | {"HF_HUB_OFFLINE": "1"}
+    )
+    assert (again.stdout, again.stderr) == (ended.stdout, ended.stderr)
 
 
 def test_reader_that_goes_away() -> None:

@@ -126,6 +126,17 @@ def test_conforms(make_folder: MakeFolder, cache: CacheKind) -> None:
     check_token_model_conformance(model)
 
 
+def test_conforms_with_own_attention_and_a_cache_that_grows(make_folder: MakeFolder) -> None:
+    """Exports with GroupQueryAttention that do not say that past and present may be one buffer."""
+    folder = make_folder("shared", "q4")
+    export = onnx.load(folder / "model.onnx")
+    del export.metadata_props[:]
+    onnx.save(export, folder / "model.onnx")
+    model = OnnxModel(folder)
+    assert (model._shared, model.same_text) == (False, True)
+    check_token_model_conformance(model)
+
+
 def test_builtin_conforms(builtin_target: OnnxModel) -> None:
     """The model that counts keeps them too."""
     assert builtin_target.same_text

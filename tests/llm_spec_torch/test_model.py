@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import shutil
 import threading
@@ -11,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import llm_spec_torch
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from llm_spec_torch import TorchModel, TorchProvider
 from llm_spec_torch.checkpoint import find_checkpoint_folder, load_transformers_module, map_embedding
 from llm_spec_torch.network import TransformerNetwork
 from safetensors.torch import load_file, save_file
+from support.hub import HubDouble, use_hub
 from support.text_checks import check_one_text, check_texts
 
 from llm_spec import (
@@ -328,27 +331,15 @@ def test_no_folder_and_no_name_is_refused() -> None:
         TorchModel("/no/such/folder")
 
 
-def test_a_name_that_cannot_be_fetched_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without network, or for a name that is not there."""
-    import huggingface_hub
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(ModelLoadError, match="could not be fetched from the Hugging Face hub"):
-        TorchModel("nobody/nothing")
-
-
-HUB_FILES = {
-    "config.json": b"{}",
-    "generation_config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "tokenizer_config.json": b"{}",
-    "special_tokens_map.json": b"{}",
-    "chat_template.jinja": b"",
-    "additional_chat_templates/tool_use.jinja": b"",
-}
+HUB_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+]
 SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
 OTHER_WEIGHTS = [
     "consolidated.safetensors",
@@ -369,32 +360,31 @@ OTHER_WEIGHTS = [
     ids=["one file", "shards", "in a folder", "beside a whole one"],
 )
 def test_of_a_models_weights_what_is_read_is_fetched(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: list[str], index: dict[str, str] | None
+    tmp_path: Path, weights: list[str], index: dict[str, str] | None
 ) -> None:
     """Many repositories of the hub have them several times; and every chat template comes along."""
-    import huggingface_hub
-    from huggingface_hub.utils import filter_repo_objects
-
-    commit = tmp_path / ("0" * 40)
-    files = HUB_FILES | dict.fromkeys([*weights, *OTHER_WEIGHTS], b"")
+    files = {path: path.encode() for path in [*HUB_FILES, *weights, *OTHER_WEIGHTS]}
     if index is not None:
         files["model.safetensors.index.json"] = json.dumps({"weight_map": index}).encode()
-        files["model.safetensors"] = b""
-    revisions: list[str | None] = []
-
-    def download(name: str, *, allow_patterns: list[str], revision: str | None = None) -> str:
-        assert name == "somebody/model"
-        revisions.append(revision)
-        for path in filter_repo_objects(files, allow_patterns=allow_patterns):
-            (commit / path).parent.mkdir(parents=True, exist_ok=True)
-            (commit / path).write_bytes(files[path])
-        return str(commit)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert find_checkpoint_folder("somebody/model") == commit
-    fetched = {path.relative_to(commit).as_posix() for path in commit.rglob("*") if path.is_file()}
+        files["model.safetensors"] = b"whole"
+    with HubDouble({"somebody/model": files}) as hub, use_hub(hub, tmp_path / "cache"):
+        folder = find_checkpoint_folder("somebody/model")
+    fetched = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert fetched == {*HUB_FILES, *weights, *(["model.safetensors.index.json"] if index is not None else [])}
-    assert revisions == [None, commit.name]  # of one commit, whatever is pushed meanwhile
+    assert hub.sent.keys() == fetched
+
+
+@pytest.mark.parametrize(("platform", "is_told"), [("linux", True), ("darwin", False)])
+def test_a_missing_torch_is_had_in_the_build_that_the_machine_needs(
+    monkeypatch: pytest.MonkeyPatch, platform: str, is_told: bool
+) -> None:
+    """On Linux the usual one brings several gigabytes for CUDA."""
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.platform", platform)
+        install = importlib.reload(llm_spec_torch).TORCH.install
+    importlib.reload(llm_spec_torch)
+    assert ("pip install torch --index-url https://download.pytorch.org/whl/cpu" in install) == is_told
+    assert "[torch]'" in install
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from llm_spec.contract.errors import ConfigError, TargetError
 from llm_spec.decoder.config import SpeculativeConfig
 from llm_spec.decoder.entry_points import strip_address, strip_credentials
 from llm_spec.decoder.pricing import parse_price
+from llm_spec.kit.model_folder.hub import show_fetches_on
 
 __all__ = ["run_bench_command"]
 
@@ -50,7 +51,7 @@ def run_bench_command(arguments: argparse.Namespace) -> int:
     }
     config = SpeculativeConfig(prices=prices, max_concurrent_streams=options.streams)
     load_before, models = read_system_load(), AsyncExitStack()
-    with Spinner("loading the models", sys.stderr):
+    with Spinner("loading the models", sys.stderr) as spinner, show_fetches_on(spinner):
         contenders = open_contenders(specs, config, models)
     with ProgressBar(sys.stderr) as bar:
         run = BenchRun(contenders, prompts, options, bar.show_progress)
