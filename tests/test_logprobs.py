@@ -134,7 +134,7 @@ def test_a_wrong_number_is_one_clear_error(value: Any) -> None:
 
 async def test_in_extra_they_are_an_error_that_says_how_to_ask() -> None:
     provider = LocalProvider(TableModel("story"))
-    with pytest.raises(InvalidRequestError, match=r"extra has logprobs.*ask by `top_logprobs`"):
+    with pytest.raises(InvalidRequestError, match=r"extra has logprobs.*use `top_logprobs`"):
         await provider.complete(ChatRequest.create("tell", extra={"logprobs": True}))
 
 

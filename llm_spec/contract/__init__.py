@@ -1,7 +1,7 @@
-"""The contract: what a provider, a draft and a local token model are, split by who implements it.
+"""The contract of providers, drafts and local token models, split by who implements it.
 
-- `chat`: every provider.
+- `provider`: every provider.
 - `draft`: every draft.
 - `endpoint`: providers whose server takes token ids.
-- `local`: providers that run a model in this process.
+- `token_model`: providers that run a model in this process.
 """

@@ -1,4 +1,4 @@
-"""Packages that import what they export at its first use (PEP 562), so that importing them is cheap."""
+"""Packages that import their exports on first use (PEP 562), so that importing them is cheap."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ __all__ = ["make_lazy_exports"]
 def make_lazy_exports(
     package: str, names_by_module: Mapping[str, str], *own_names: str
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """The `__all__`, `__getattr__` and `__dir__` of a package that exports names of other modules.
+    """Return `__all__`, `__getattr__` and `__dir__` of a package that exports other modules' names.
 
-    `names_by_module`: what each module gives, separated by spaces. `own_names`: what the package has itself. Type
-    checkers read an `if TYPE_CHECKING` block that imports the same names instead; a test compares the two.
+    `names_by_module`: the names that each module gives, separated by spaces.
+    `own_names`: the names that the package defines itself.
+
+    Type checkers read an `if TYPE_CHECKING` block that imports the same names. A test compares the
+    two.
     """
     modules = {name: module for module, names in names_by_module.items() for name in names.split()}
     members = vars(sys.modules[package])

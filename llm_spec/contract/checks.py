@@ -1,4 +1,4 @@
-"""Errors in one form: a number that is out of range, and what somebody probably meant by an unknown name."""
+"""Parts of error messages: a number that is out of range, and a guess at a misspelt name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ def check_number(
     above: bool = False,
     integer: bool = False,
 ) -> None:
-    """Raise `error` unless value is None or a finite number from `low` (with `above`: greater than it) to `high`."""
+    """Raise `error` unless `value` is None or a finite number from `low` to `high`.
+
+    With `above`, `value` must be greater than `low`. With `integer`, it must be an integer.
+    """
     if value is None:
         return
     inside = (
         isinstance(value, int if integer else (int, float))
         and not isinstance(value, bool)
-        and (isinstance(value, int) or math.isfinite(value))  # an integer may be too large to ask
+        and (isinstance(value, int) or math.isfinite(value))  # isfinite fails for huge integers
         and (value > low if above else value >= low)
         and (high is None or value <= high)
     )
@@ -40,6 +43,6 @@ def check_number(
 
 
 def suggest_name(name: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no known name is like it."""
+    """Return `; did you mean 'x'?`, or an empty string if no known name is similar."""
     found = difflib.get_close_matches(str(name).lower(), list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""

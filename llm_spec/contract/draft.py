@@ -1,4 +1,4 @@
-"""The contract of drafts: where guesses at the answer come from."""
+"""The contract of drafts, which guess how an answer continues."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
 
 
 class DraftPiece(NamedTuple):
-    """The next piece of a draft; the last one has a `finish_reason`.
+    """The next piece of a draft; the last piece has a `finish_reason`.
 
-    `token_ids`: those of the draft's own vocabulary, where it knows them. Those without a text, as the first half of a
-    character, belong to the text that follows. Where they are the target's ids too, its tokenizer is not called.
-
-    `is_free`: no model wrote it, though others of the same draft may be a model's.
+    `token_ids`: ids in the draft's own vocabulary, or None if it does not know them. Ids without
+    text (such as the first half of a character) belong to the text that follows. If the target has
+    the same vocabulary, its tokenizer is not called.
+    `is_free`: no model wrote this piece, though a model may have written others of the same draft.
     """
 
     text: str
@@ -41,19 +41,21 @@ class DraftPiece(NamedTuple):
 
 @runtime_checkable
 class DraftProvider(Protocol):
-    """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it.
+    """Guesses how an answer continues.
 
-    These three members are enough. A draft that differs from what `DraftCapabilities` says by default has an attribute
-    `capabilities` besides.
+    A draft may be wrong, slow or broken: the answer never depends on it. These three members are
+    enough. A draft that differs from the defaults of `DraftCapabilities` also has an attribute
+    `capabilities`.
     """
 
     @property
     def name(self) -> str: ...
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
-        """Guess how the answer goes on after `request.prefix`, at most `max_tokens` tokens, in pieces as they come.
+        """Guess what follows `request.prefix`, in pieces as they come.
 
-        Leaving the context ends the draft's work.
+        The pieces have at most `max_tokens` tokens together. Leaving the context ends the draft's
+        work.
         """
         ...
 
@@ -62,14 +64,18 @@ class DraftProvider(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCapabilities:
-    """What a draft does beyond `DraftProvider`. A draft that wraps another one passes it on whole.
+    """Abilities of a draft beyond `DraftProvider`.
 
-    `continues_prefix`: it continues `request.prefix`. False: it answers from the start, and what it wrote is realigned
-    with the answer instead of asking it again.
-    `is_free`: it asks no model, and what it drafts costs nothing.
-    `drafts`: the drafts that it joins, if it joins any.
-    `token_model`: the model in this process by which it drafts. The target may run it on its own device.
-    `companion`: what drafts before `token_model` in each round, and only where it is sure.
+    A draft that wraps another one passes on the other's capabilities unchanged.
+
+    `continues_prefix`: the draft continues `request.prefix`. If False, it answers from the start.
+    It is then not called again: its text is realigned with the answer.
+    `is_free`: it calls no model, and its tokens cost nothing.
+    `drafts`: the drafts that it combines, if any.
+    `token_model`: the model in this process that it drafts with. The target may run it on its own
+    device.
+    `companion`: a drafter that goes before `token_model` in each round, and drafts only if it is
+    sure.
     """
 
     continues_prefix: bool = True
@@ -81,12 +87,16 @@ class DraftCapabilities:
 
 @runtime_checkable
 class PerRequestDraft(Protocol):
-    """A draft that keeps what it knows of a conversation from one call to the next; optional beside `DraftProvider`."""
+    """A draft that remembers a conversation from one call to the next.
+
+    Optional beside `DraftProvider`.
+    """
 
     def for_request(self) -> DraftProvider:
-        """The draft for all calls of one request, one call at a time.
+        """Return the draft for all calls of one request, one call at a time.
 
-        It forgets with the request; closing it closes nothing. `draft` itself keeps nothing.
+        It forgets when the request ends; closing it closes nothing. `draft` itself remembers
+        nothing.
         """
         ...
 
@@ -96,14 +106,14 @@ class PerClientDraft(Protocol):
     """A draft that learns from the answers it drafted for; optional beside `DraftProvider`."""
 
     def copy_for_new_client(self) -> DraftProvider:
-        """The same draft for those who may know of each other's answers: it begins with none, and keeps its own.
+        """Return the same draft for clients that may know of each other's answers.
 
-        Closing it closes nothing.
+        The copy starts without learned answers and keeps its own. Closing it closes nothing.
         """
         ...
 
 
 def get_draft_capabilities(draft: DraftProvider | TokenDrafter) -> DraftCapabilities:
-    """The attribute `capabilities` of a draft, or the defaults for a draft without one."""
+    """Return the draft's attribute `capabilities`, or the defaults if it has none."""
     declared = getattr(draft, "capabilities", None)
     return declared if isinstance(declared, DraftCapabilities) else DraftCapabilities()

@@ -1,4 +1,7 @@
-"""The contract of servers that take and return token ids, and of providers that find out what their server can do."""
+"""The contract of servers that take and return token ids.
+
+It includes providers that have to find out what their server can do.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,12 @@ __all__ = [
 
 
 class SampledToken(NamedTuple):
-    """The target's own token after a prefix; `is_end`: with it the answer is over (its text is empty).
+    """The target's own token after a prefix.
 
-    The text of a token that ends inside a character may be empty or hold U+FFFD: then only `decode` can tell.
+    The text of a token that ends inside a character may be empty or hold U+FFFD. Then only `decode`
+    knows the text.
+
+    `is_end`: the answer ends with this token, whose text is empty.
     """
 
     token_id: int
@@ -39,65 +45,90 @@ class SampledToken(NamedTuple):
 
 
 class TopTokens(NamedTuple):
-    """The likeliest tokens at one position: `(token id, log-probability)`, best first, by the model's own logits."""
+    """The likeliest tokens at one position, by the model's own logits.
+
+    `top`: pairs `(token id, log-probability)`, best first.
+    """
 
     top: tuple[tuple[int, float], ...]
 
 
 class TokenEndpoint(Protocol):
-    """A target on a server that takes and tells token ids of its own vocabulary. Safe for concurrent requests.
+    """A target whose server takes and returns token ids. Safe for concurrent requests.
 
-    Every call raises TargetError when the server fails, and InvalidRequestError for what it calls invalid; a call that
-    the server does not know any more takes the capability away, until it is found again.
+    Every call raises TargetError if the server fails, and InvalidRequestError for a request that
+    the server calls invalid. If the server no longer knows a call, the provider loses the
+    capability until it is discovered again.
     """
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of prompt and answer together; None: unknown."""
+        """The most tokens of prompt and answer together, or None if unknown."""
         ...
 
     async def encode(self, text: str) -> list[int]:
-        """Ids whose text this is, a stretch of an answer; not always those that the model itself would choose."""
+        """Return ids that have this text, a part of an answer.
+
+        The model itself might choose other ids for it.
+        """
         ...
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, control tokens left out; undecodable bytes become U+FFFD."""
+        """Return the text of ids, without control tokens; undecodable bytes become U+FFFD."""
         ...
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        """Return the ids of the prompt, with the chat template applied.
+
+        They end where the answer begins, or after `request.prefix`.
+        """
         ...
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        """One token after each of several prefixes, in one call. A seed in `sampling` is the seed of every one."""
+        """Sample one token after each of several prefixes, in one call.
+
+        A seed in `sampling` is used for every prefix.
+        """
         ...
 
     def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """As the provider's own `stream`, every `TextDelta` with its `token_ids` (a text may be empty)."""
+        """Stream like the provider's own `stream`, with `token_ids` in every `TextDelta`.
+
+        The text of a `TextDelta` may be empty.
+        """
         ...
 
     def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """What follows `token_ids`, with the sampling and `max_tokens` of `request`, in events as `stream_chat`."""
+        """Stream what follows `token_ids`, in events like those of `stream_chat`.
+
+        Sampling and `max_tokens` are those of `request`.
+        """
         ...
 
 
 class TokenScorer(Protocol):
-    """A target on a server that says how likely it finds given tokens (teacher forcing)."""
+    """A target whose server returns the probabilities of given tokens (teacher forcing)."""
 
     @property
     def max_top(self) -> int:
-        """Most tokens that it reports for a position."""
+        """The most tokens that it reports for a position."""
         ...
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        """The `top` likeliest tokens after each of the last `num_rows` of `token_ids`: [num_rows]."""
+        """Return the `top` likeliest tokens after each of the last `num_rows` of `token_ids`.
+
+        The result has `num_rows` items.
+        """
         ...
 
 
 class ParsedMessage(NamedTuple):
-    """What a chat endpoint makes of an answer, as far as it goes; without `finish_reason` it goes on."""
+    """An answer so far, as the server's chat endpoint would parse it.
+
+    `finish_reason`: the reason why the answer ended, or None if it continues.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -105,19 +136,20 @@ class ParsedMessage(NamedTuple):
     finish_reason: FinishReason | None = None
 
 
-# What an answer may have beside text; `form_after_reasoning`: a form that a grammar holds it to once it has reasoned.
+# Parts of an answer beside text. `form_after_reasoning`: after the reasoning, a grammar constrains
+# the answer to a form.
 MessagePart: TypeAlias = Literal["tool_calls", "reasoning", "form_after_reasoning"]
 
 
 class MessageParser(Protocol):
-    """Makes of an answer's token ids the message that the server's own chat endpoint makes of them.
+    """Parses an answer's token ids as the server's own chat endpoint does.
 
-    A server is not believed to: what it makes of an answer was compared with its chat's own message first.
+    A server is not trusted untested: its parsing was first compared with its own chat messages.
     """
 
     @property
     def parts(self) -> frozenset[MessagePart]:
-        """What answers had, beside text, in which the two were the same."""
+        """The parts beside text in which parsed answers were equal to the chat endpoint's."""
         ...
 
     async def parse(
@@ -129,26 +161,34 @@ class MessageParser(Protocol):
         *,
         by_token: bool = False,
     ) -> ParsedMessage:
-        """The message of an answer so far, without the token that ends it; with a finish reason it is whole.
+        """Return the message of an answer so far.
 
-        What it gives for more tokens begins with what it gave for fewer, but perhaps not where a call is broken: there
-        it is `by_token` that it reads as chat does, which takes a call of the server for each token. Ids of calls are
-        new each time. Raises TargetError when the server fails, or does not do this any more, which takes the
-        capability away.
+        `token_ids` exclude the token that ends the answer. With a `finish_reason` the answer is
+        complete. The message for more tokens begins with the message for fewer tokens, except
+        perhaps at a malformed call. `by_token` parses malformed calls as chat does, and needs one
+        server call for each token. The ids of calls are new each time.
+
+        Raises TargetError if the server fails, or no longer supports this. In the second case the
+        provider loses the capability.
         """
         ...
 
     def reject(self) -> None:
-        """It was found to differ from the chat endpoint: the capability is taken away, until it is tried again."""
+        """Report that its parsing differs from the chat endpoint.
+
+        The provider loses the capability until it is tried again.
+        """
         ...
 
 
 class DecodingConstraint(NamedTuple):
-    """What a server's constrained decoding allows in an answer, and where it begins to.
+    """The part of an answer that a server's constrained decoding restricts.
 
-    triggers: a constrained part begins with one of these texts, and before them the answer is free. None: all of it is
-    constrained but its reasoning. is_reasoning_free: whether that has not ended with the prompt. generation: the
-    server's own form of the request, of which `stream_constrained_after` makes the body of its calls.
+    `triggers`: a constrained part begins with one of these texts; before it the answer is free.
+    None means that all of the answer is constrained, except its reasoning.
+    `is_reasoning_free`: True if the reasoning has not ended with the prompt.
+    `generation`: the server's own form of the request. `stream_constrained_after` builds its calls
+    from it.
     """
 
     triggers: tuple[str, ...]
@@ -158,13 +198,14 @@ class DecodingConstraint(NamedTuple):
 
 @runtime_checkable
 class ConstrainedStreaming(Protocol):
-    """A `MessageParser` whose server goes on with an answer where its constraint has not begun; optional beside it.
+    """A `MessageParser` whose server can continue an answer before its constraint begins.
 
-    From there the server decodes as in its own chat: the constraint starts with what it writes. Both raise as `parse`.
+    Optional beside `MessageParser`. From there the server decodes as in its own chat: the
+    constraint begins with the text that it writes. Both methods raise like `parse`.
     """
 
     async def find_constraint(self, request: ChatRequest) -> DecodingConstraint | None:
-        """What constrains the chat's answer to a request; None: nothing does."""
+        """Return the constraint on the chat's answer to a request, or None if there is none."""
         ...
 
     def stream_constrained_after(
@@ -174,27 +215,30 @@ class ConstrainedStreaming(Protocol):
         written_ids: Sequence[int],
         request: ChatRequest,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """What follows the prompt and what was `written`, in events as `TokenEndpoint.stream_chat`.
+        """Stream what follows the prompt and `written_ids`.
 
-        The seed and `max_tokens` are those of `request`, all else is the constraint's.
+        The events are like those of `TokenEndpoint.stream_chat`. The seed and `max_tokens` are
+        those of `request`; the constraint decides the rest.
         """
         ...
 
 
 Feature: TypeAlias = Literal["token_endpoint", "token_scorer", "continue_prefix", "message_parser"]
-TargetFeature: TypeAlias = Feature | Literal["token_model", "prediction"]  # the others need not be discovered
+# The other two need no discovery
+TargetFeature: TypeAlias = Feature | Literal["token_model", "prediction"]
 
 
 @runtime_checkable
 class Discoverable(Protocol):
-    """A provider that has to ask its server what it can do; optional beside `LlmProvider`."""
+    """A provider that has to find out what its server can do; optional beside `LlmProvider`."""
 
     async def discover(self, feature: Feature) -> None:
-        """Try a feature: afterwards `capabilities` tells whether it is there.
+        """Try a feature; afterwards `capabilities` says if the server has it.
 
-        A feature that is there is not tried; one that was not, or was lost, is again after a while. Callers at the same
-        time share a trial, and each may leave it to the others. Raises TransientError where the server cannot answer
-        now: nothing is known then, and the next call tries again.
+        A feature that was found is not tried again. A feature that is missing, or was lost, is
+        tried again after a while. Concurrent callers share one trial, and each of them may stop
+        waiting for it. Raises TransientError if the server cannot answer now. Nothing is known
+        then, and the next call tries again.
         """
         ...
 
@@ -204,8 +248,8 @@ class FeatureLossAware(Protocol):
     """A `Discoverable` that is notified when a feature was lost; optional beside it."""
 
     def mark_feature_lost(self, feature: Feature) -> None:
-        """A call that needs a feature was refused, and the same request was answered without it.
+        """Report that a call with a feature was refused, and answered without it.
 
-        It is not there any more, until `discover` finds it again.
+        The feature counts as missing until `discover` finds it again.
         """
         ...

@@ -1,4 +1,7 @@
-"""The contract of packages that register a provider or a draft in the entry-point group `llm_spec.providers`."""
+"""The entry by which a package registers a provider or a draft.
+
+Packages register entries in the entry-point group `llm_spec.providers`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,19 @@ __all__ = ["ProviderEntry"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderEntry:
-    """What a package registers in the entry-point group `llm_spec.providers`: how to make a provider or a draft.
+    """Tells how to make a provider or a draft.
 
-    `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
-    API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
-    `names_files`: its models are files, folders or repositories, whose names may have an `@`; of every other model an
-    `@` begins the address. `is_free`: a draft that asks no model. `features(model)` names what such a target has that
-    strategies need: for `llm-spec plan`, which asks no server. None: not known.
+    A package registers it in the entry-point group `llm_spec.providers`.
+
+    `load`: makes it from `model` and `base_url`. If the string has no such part, `model` is "" and
+    `base_url` is None.
+    `load_with_key`: the same with an API key, or None if a key has no use.
+    `requires`: names of the modules that the command `install` installs.
+    `names_files`: the models are files, folders or repositories, whose names may have an `@`. In
+    the name of any other model an `@` begins the address.
+    `is_free`: a draft that calls no model.
+    `features`: returns the features that a target of this model has for strategies, or None if
+    unknown. `llm-spec plan` uses it, since it calls no server.
     """
 
     load: Callable[[str, str | None], LlmProvider | DraftProvider]

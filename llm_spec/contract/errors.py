@@ -1,21 +1,21 @@
-"""The exception tree, named for what the caller can do about it.
+"""The exception tree, named for what the caller can do about an error.
 
     LlmSpecError
-    ├── ConfigError              the program's configuration is wrong: change the named field
+    ├── ConfigError              the configuration is wrong: change the named field
     │   ├── UnknownProviderError     no such provider name: choose one of those listed
-    │   └── MissingExtraError        packages that this needs are not installed: install the named extra
+    │   └── MissingExtraError        packages are not installed: install the named extra
     ├── InvalidRequestError      this request cannot be served: change the named field
-    ├── UnsupportedError         the chosen strategy cannot serve this pair or request: choose another, or `auto`
-    ├── ModelLoadError           a local model's files are missing or broken: fix the named file
-    └── TargetError              the target failed while answering; `partial_text` is what had been verified
-        ├── TransientError           the same request may succeed later: overloaded, unreachable, silent for too long
+    ├── UnsupportedError         the strategy cannot serve this pair or request: choose another
+    ├── ModelLoadError           files of a local model are missing or broken: fix the named file
+    └── TargetError              the target failed; `partial_text` is the text verified so far
+        ├── TransientError           overloaded, unreachable or silent: try again later
         ├── CircuitOpenError         it failed too often and its circuit is open: try again later
         ├── ClosedError              its provider or decoder is closed: make another
         ├── BudgetError              no budget is left: raise it, or wait for running requests
         └── ModelOutputError         a local model computed logits that define no distribution (NaN)
 
-A failing draft raises none of these to the caller: it is logged, counted (`DraftError` names it there) and the target
-goes on alone. `asyncio.CancelledError` is never translated.
+A failing draft raises none of these to the caller. It is logged and counted as a `DraftError`, and
+the target goes on alone. `asyncio.CancelledError` is never translated.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ __all__ = [
 class LlmSpecError(Exception):
     """Base of every error that this library raises on purpose.
 
-    `code` and `param` are what a server reports (`context_length_exceeded`) and with which field;
-    None if it reported nothing. `status` is the HTTP status, None if there was none.
+    `code`: the server's error code, such as `context_length_exceeded`, or None if it sent none.
+    `param`: the field that the server named, or None if it named none.
+    `status`: the HTTP status, or None if there was none.
     """
 
     code: str | None = None
@@ -54,7 +55,7 @@ class LlmSpecError(Exception):
 
 
 class ConfigError(LlmSpecError, ValueError):
-    """A configuration value is out of its range; the message names the field, the value and the range."""
+    """A configuration value is out of range; the message names field, value and range."""
 
 
 class UnknownProviderError(ConfigError):
@@ -62,7 +63,7 @@ class UnknownProviderError(ConfigError):
 
 
 class MissingExtraError(ConfigError):
-    """Optional packages that something needs are not installed; the message holds the command that installs them."""
+    """Optional packages are not installed; the message has the command that installs them."""
 
 
 class InvalidRequestError(LlmSpecError, ValueError):
@@ -70,7 +71,10 @@ class InvalidRequestError(LlmSpecError, ValueError):
 
 
 def make_context_length_error(message: str) -> InvalidRequestError:
-    """The error for a prompt that is too long, with the code by which clients know to shorten it."""
+    """Return the error for a prompt that is too long.
+
+    Clients recognize its `code` and shorten the prompt.
+    """
     error = InvalidRequestError(message)
     error.code = "context_length_exceeded"
     return error
@@ -87,7 +91,8 @@ class ModelLoadError(LlmSpecError):
 class TargetError(LlmSpecError):
     """The target failed while answering.
 
-    `partial_text` is the verified text up to the failure; it has been streamed already where the caller streams.
+    `partial_text`: the verified text up to the failure. A caller that streams has already received
+    it.
     """
 
     def __init__(self, message: str, *, partial_text: str = "", status: int | None = None) -> None:
@@ -99,8 +104,8 @@ class TargetError(LlmSpecError):
 class TransientError(TargetError):
     """The target could not answer now; the same request may succeed later.
 
-    `retry_after_s` is how long the server asked to wait, None if it did not say; `status` that of HTTP, None where the
-    connection failed.
+    `retry_after_s`: the seconds that the server asked to wait, or None if it did not say.
+    `status`: the HTTP status, or None if the connection failed.
     """
 
     def __init__(
@@ -111,7 +116,10 @@ class TransientError(TargetError):
 
 
 class CircuitOpenError(TargetError):
-    """The target failed several times in a row; its circuit is open for `retry_after_s` seconds; nothing was sent."""
+    """The target failed several times in a row; nothing was sent.
+
+    Its circuit is open for `retry_after_s` seconds.
+    """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -119,11 +127,17 @@ class CircuitOpenError(TargetError):
 
 
 class ClosedError(TargetError):
-    """A provider or decoder is closed, or was closed while it answered. Neither retries nor breakers go by it."""
+    """A provider or decoder is closed, or was closed while it answered.
+
+    It is not retried, and circuit breakers do not count it.
+    """
 
 
 class BudgetError(TargetError):
-    """No budget is left for a call; it was not made. `decode` and `stream` end with what there is instead."""
+    """No budget is left for a call; it was not made.
+
+    `decode` and `stream` end with the text so far instead.
+    """
 
 
 class ModelOutputError(TargetError):
@@ -131,15 +145,18 @@ class ModelOutputError(TargetError):
 
 
 class DraftError(LlmSpecError):
-    """A draft failed; only ever logged and counted, never raised out of a decoder."""
+    """A draft failed. It is only logged and counted, never raised out of a decoder."""
 
 
 def is_permanent_refusal(error: Exception) -> bool:
-    """Whether a target refused a call for a reason that will not pass by itself."""
+    """True if a target refused a call for a reason that will not pass by itself."""
     return not isinstance(error, TransientError | CircuitOpenError | ClosedError | BudgetError | UnsupportedError)
 
 
 def format_error_line(error: BaseException) -> str:
-    """An error for people and logs: its type, which quotes no prompt, before its message."""
+    """Format an error for people and logs: its type, then its message.
+
+    The type quotes no prompt.
+    """
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -41,18 +41,20 @@ StoppedBy = Literal[
     "stop_string",
     "tool_calls",
     "content_filter",
-    "max_tokens",  # the request's own limit, where the answer has so many tokens
+    "max_tokens",  # the request's own limit, if the answer has so many tokens
     "max_total_tokens",  # the decoder's limits …
     "max_iterations",
     "budget",
     "deadline",
     "context_length",  # the model's window is full
-]  # none of them beside "length": a limit of the server's own
+]  # "length" with none of them: a limit of the server itself
 FallbackCause: TypeAlias = Literal["draft_failed", "refused", "target"]
 Origin = Literal["plain", "accepted", "correction", "bonus"]
-# What holds for a text, strongest first. exact: the target's own output, the same greedy text and the same distribution
-# when sampling. exact-text: the same, where the target tokenizes its own earlier text again. judged: the target has
-# approved what it did not write. lossy: the rule, or what was lost on the way, may have changed it.
+# Guarantees of a text, strongest first.
+# exact: the target's own output: the same greedy text, and the same distribution when sampling.
+# exact-text: the same, but the target tokenizes its own earlier text again.
+# judged: the target has approved text that it did not write.
+# lossy: the acceptance rule, or lost data, may have changed the text.
 Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 
 
@@ -60,15 +62,18 @@ Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 class Usage:
     """Tokens as the provider counted them; addition adds field by field.
 
-    `input_tokens` are all of the prompt: those read from a cache (`cached_input_tokens`) and those newly written to one
-    (`cache_write_input_tokens`, where the provider tells them) are among them.
+    `input_tokens` are all tokens of the prompt. They include those read from a cache
+    (`cached_input_tokens`) and those newly written to one (`cache_write_input_tokens`, if the
+    provider reports them).
 
-    `accepted_prediction_tokens` and `rejected_prediction_tokens` are those of a request's `prediction`, or of what else
-    drafted for such a request: confirmed, and not. A provider that bills for rejected ones has them in its output.
+    `accepted_prediction_tokens` and `rejected_prediction_tokens` count the confirmed and the
+    rejected tokens of a request's `prediction`, or of another draft used for such a request. A
+    provider that bills for rejected ones includes them in its output.
 
-    `extra_input_tokens` and `cancelled_output_tokens` are those of the input and output that the target alone would not
-    have read or written (`race`, `probe`, `judge`; rejected predictions in the output). `approved_output_tokens` it
-    would have written, but only approved (`judge`) or rated (`score`). `free_output_tokens` are those of a draft's
+    `extra_input_tokens` and `cancelled_output_tokens` are the parts of the input and output that
+    the target alone would not have read or written (`race`, `probe`, `judge`; rejected predictions
+    in the output). `approved_output_tokens` are tokens that the target alone would have written,
+    but only approved (`judge`) or rated (`score`). `free_output_tokens` are the tokens of a draft's
     output that no model wrote (`lookup`).
     """
 
@@ -88,7 +93,7 @@ class Usage:
 
     @property
     def answer_tokens(self) -> int:
-        """Output tokens of the answer itself: as many as the target alone would have written for it."""
+        """Output tokens of the answer itself: as many as the target alone would have written."""
         return self.output_tokens - self.cancelled_output_tokens + self.approved_output_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -98,11 +103,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, and the natural logarithm of the probability that the target gave it after the text before it.
+    """A token, and the natural logarithm of its probability after the text before it.
 
-    Of the target's own distribution, before penalties, temperature, filters and grammars. `token_bytes` are the token's
-    UTF-8 (None: not known), which may be a part of a character; `token` shows that as U+FFFD. `top` are the likeliest
-    tokens there, likeliest first, as many as were requested.
+    The probability is that of the target's own distribution, before penalties, temperature, filters
+    and grammars.
+
+    `token_bytes`: the token's UTF-8, which may be a part of a character, or None if unknown.
+    `token` shows such a part as U+FFFD.
+    `top`: the likeliest tokens at this position, likeliest first, as many as were requested.
     """
 
     token: str
@@ -115,11 +123,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of the answer; `origin` says how a speculative round came by it.
+    """The next piece of the answer; `origin` says how a speculative round produced it.
 
-    `token_ids` are set if they were requested (`TokenEndpoint`); None: not known. `logprobs` are those of the
-    tokens that begin in it, if they were requested (`ChatRequest.top_logprobs`); a token of which only a part is
-    text of the answer counts as a whole.
+    `token_ids`: set if they were requested (`TokenEndpoint`), or None if unknown.
+    `logprobs`: those of the tokens that begin in this piece, if they were requested
+    (`ChatRequest.top_logprobs`). A token that is only partly text of the answer counts as a whole.
     """
 
     text: str
@@ -132,17 +140,17 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """The next piece of the model's reasoning, where a provider shows it."""
+    """The next piece of the model's reasoning, if a provider shows it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDetail:
-    """A part of an answer that this library does not read, in the words of its API: it is handed on.
+    """A part of an answer that this library passes on unread, in the format of its API.
 
-    Of chat completions some fields of a delta, such as `annotations`, `images` or `audio`, and what the model says to
-    refuse, which is no text of an answer.
+    In chat completions these are some fields of a delta, such as `annotations`, `images` or
+    `audio`, and the text of a refusal, which is not text of an answer.
     """
 
     api: ApiName
@@ -152,14 +160,17 @@ class AnswerDetail:
 
     @property
     def refusal(self) -> str:
-        """What the model says to refuse; "" for any other part."""
+        """The text of the model's refusal; "" for any other part."""
         refusal = self.value.get("refusal")
         return refusal if isinstance(refusal, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of the call at `index`; `id` and `name` come with its first piece, `arguments` adds up."""
+    """A piece of the call at `index`.
+
+    `id` and `name` come with its first piece. The `arguments` of all pieces are joined.
+    """
 
     index: int
     id: str | None = None
@@ -172,17 +183,20 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One finished round: a draft and its verification (`num_draft_tokens` 0: a plain step).
+    """One finished round: a draft and its verification.
 
-    `num_accepted_tokens` leading drafted tokens were confirmed; `num_emitted_tokens` also counts the correction or
-    bonus and is smaller where EOS, a stop string or a cap ended the answer. `next_token_id` is that correction or
-    bonus, None where tokens are unknown.
+    A round with `num_draft_tokens` 0 is a plain step.
 
-    Times are seconds of this process's clock; where the target runs in this process they add up to the whole round.
-    Otherwise `draft_s` is what the draft took for these tokens, as they came, and `verify_s` what the target took: from
-    when they were sent to its answer, in a race from the end of its stream's round before (or from its opening) to the
-    last token of this one. Rounds that overlap do so in their times, too, so the sums can exceed the time of the
-    answer. Those of `regenerate` are compared afterwards, and have none.
+    The first `num_accepted_tokens` drafted tokens were confirmed. `num_emitted_tokens` also counts
+    the correction or bonus; it is smaller if EOS, a stop string or a limit ended the answer.
+    `next_token_id` is that correction or bonus, or None if token ids are unknown.
+
+    Times are seconds of this process's clock. If the target runs in this process, they add up to
+    the whole round. Otherwise `draft_s` is the time that the draft took for these tokens, as they
+    came. `verify_s` is the time from sending them to the target until its answer. In a race it
+    begins at the end of the previous round of the target's stream (or when the stream was opened)
+    and ends with the last token of this round. Rounds may overlap, so the sums can exceed the time
+    of the answer. Rounds of `regenerate` are compared afterwards, and have no times.
     """
 
     index: int
@@ -197,13 +211,13 @@ class Round:
 
     @property
     def rejection_index(self) -> int | None:
-        """Index in the draft of the first token that was not confirmed, None if all were."""
+        """Index in the draft of the first token that was not confirmed, or None if all were."""
         return self.num_accepted_tokens if self.num_accepted_tokens < self.num_draft_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """How an answer is going to be given: comes before all of it, once for each decoder."""
+    """Describes how an answer is produced; comes before all of it, once for each decoder."""
 
     strategy: str
     guarantee: Guarantee
@@ -213,10 +227,11 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStreamReport:
-    """What became of one of a target's streams that raced for an answer (`race`); comes at the end of the answer.
+    """Reports on one of the target's streams that raced for an answer (`race`).
 
-    It went on after `begins_at` tokens of the answer and wrote `num_tokens`. Times are seconds since the first of them
-    was opened. `is_used`: something that it wrote was emitted.
+    It comes at the end of the answer. The stream began after `begins_at` tokens of the answer and
+    wrote `num_tokens`. Times are seconds since the first stream was opened. `is_used` is True if
+    some of its text was emitted.
     """
 
     index: int
@@ -231,13 +246,18 @@ class TargetStreamReport:
 
 @dataclass(frozen=True, slots=True)
 class LocalTimings:
-    """What an answer of a model in this process took besides its rounds; comes once, before the `Finish`.
+    """The times of an answer of a model in this process, besides those of its rounds.
 
-    `prompt_s`: opening the target's session and reading the prompt. `open_draft_s`: opening the draft, which may read
-    the prompt, too. `between_s`: from the end of a round to the beginning of the next, all together: text is decoded
-    and handed on. All are seconds of this process's clock. `lookahead` is what the lookahead controller had measured
-    by then (`LookaheadController.describe`), empty without a draft. `num_concurrent`: answers that the models of this
-    process wrote at the same time, this one included, on average.
+    It comes once, before the `Finish`. Times are seconds of this process's clock.
+
+    `prompt_s`: the time to open the target's session and to read the prompt.
+    `open_draft_s`: the time to open the draft, which may read the prompt, too.
+    `between_s`: the time from the end of each round to the beginning of the next, summed up. In it
+    text is decoded and passed on.
+    `lookahead`: measurements of the lookahead controller (`LookaheadController.describe`), empty
+    without a draft.
+    `num_concurrent`: the average number of answers that the models of this process wrote at the
+    same time, this one included.
     """
 
     prompt_s: float
@@ -251,10 +271,11 @@ class LocalTimings:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Speculation was given up: from here the target goes on alone. `reason` is for people and logs.
+    """Speculation was given up: from here the target goes on alone.
 
-    `cause`: the draft failed, or the target (`refused`) refused a call that speculation needs, or (`target`) does not
-    support what it needs.
+    `reason`: a text for people and logs.
+    `cause`: `draft_failed`; or `refused`, if the target refused a call that speculation needs; or
+    `target`, if the target does not support such a call.
     """
 
     reason: str
@@ -264,16 +285,18 @@ class Fallback:
 
     @classmethod
     def from_error(cls, error: Exception) -> Fallback:
-        """What a failure of the target's calls means."""
+        """Return the fallback for a failure of the target's calls."""
         cause: FallbackCause = "refused" if is_permanent_refusal(error) else "draft_failed"
         return cls(format_error_line(error), "target" if isinstance(error, UnsupportedError) else cause)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The target failed for a passing reason. It is called again after `wait_s` seconds, or goes on.
+    """The target failed for a temporary reason.
 
-    `reason` is for people and logs. What a continued answer is worth is said by `GuaranteeWeakened`.
+    It is called again after `wait_s` seconds, or, with `is_continued`, continues the answer.
+    `reason` is for people and logs. `GuaranteeWeakened` reports the guarantee of a continued
+    answer.
     """
 
     reason: str
@@ -283,9 +306,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeWeakened:
-    """From here on the answer has this guarantee at best, and is not promised to be the target's text byte for byte.
+    """From here on, the answer has this guarantee at best.
 
-    `reason` is for people and logs. A result has the weakest guarantee of all.
+    It may differ from the target's own text. `reason` is for people and logs. A result has the
+    weakest guarantee of all.
     """
 
     guarantee: Guarantee
@@ -296,10 +320,13 @@ class GuaranteeWeakened:
 class Finish:
     """The last event of every stream that ends well.
 
-    `usage` is None where the provider does not count, `stopped_by` where it does not say; `draft_usage` is what a
-    draft beside it used. `stop_string` is the one of the request's that ended the answer, where it is known.
-    `service_tier` and `speed` are those that the server says it served, in its own words. `response_id` is the
-    server's for the answer, of several requests the last one's; it is no part of what makes two finishes equal.
+    `usage`: None if the provider does not count.
+    `stopped_by`: None if the provider does not say.
+    `draft_usage`: the usage of a draft, if there was one.
+    `stop_string`: the stop string of the request that ended the answer, if known.
+    `service_tier`, `speed`: those that the server reports, in its own words.
+    `response_id`: the server's id of the answer, or of the last request if there were several.
+    Comparisons of two finishes ignore it.
     """
 
     finish_reason: FinishReason
@@ -314,7 +341,7 @@ class Finish:
     __repr__ = format_short_repr
 
 
-# How an answer comes about, none of its text.
+# Events about the answer's production, without any of its text.
 Progress: TypeAlias = AnswerStarted | Round | TargetStreamReport | LocalTimings | Fallback | Retry | GuaranteeWeakened
 StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ReasoningDetail | AnswerDetail | ToolCallDelta | Progress | Finish
 
@@ -344,5 +371,5 @@ class ChatResponse:
 
     @property
     def refusal(self) -> str:
-        """What the model says to refuse; "" where it does not."""
+        """The text of the model's refusal, or "" if it did not refuse."""
         return "".join(detail.refusal for detail in self.details)

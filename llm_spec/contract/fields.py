@@ -1,7 +1,9 @@
-"""What a request may carry, as one table: every field that clients send, and what it is to the text of an answer.
+"""The fields that a request may carry, as one table.
 
-All that decides by the name of a field reads it here: which requests speculate at a server, what a model in this
-process understands, and what `llm-spec serve` sends on. docs/request-fields.md shows the same table.
+Each row says how a field affects the text of an answer. All code that decides by a field's name
+reads it here: which requests speculate at a server, which fields a model in this process
+understands, and which fields `llm-spec serve` passes on. docs/request-fields.md shows the same
+table.
 """
 
 from __future__ import annotations
@@ -27,19 +29,25 @@ __all__ = [
     "prevents_multi_call_answer",
 ]
 
-# metadata: says nothing of the text, and goes along with every call. kept: speculation keeps to it. plain: such a
-# request is answered by one call of the server, without speculation.
+# metadata: does not affect the text, and is sent with every call.
+# kept: speculation supports it.
+# plain: such a request is answered by one server call, without speculation.
 ServerUse: TypeAlias = Literal["metadata", "kept", "plain"]
-# own: a field of ChatRequest itself, or read as one by `llm-spec serve`; beside those, in `extra`, it is left out.
-# left_out: an error in a program; `llm-spec serve` drops it and says so. refused: an error in both.
+# own: a field of ChatRequest itself, or read as one by `llm-spec serve`; left_out in `extra`.
+# left_out: an error in a program; `llm-spec serve` drops it and reports that.
+# refused: an error in both.
 LocalUse: TypeAlias = Literal["ignored", "own", "kept", "left_out", "refused"]
 
 
 class RequestFieldGroup(NamedTuple):
-    """Fields that are alike: `names`, and `apis` whose own they are ("": of some servers, frameworks or programs).
+    """Fields that are handled alike.
 
-    `defaults` are values that say nothing. `is_passed`: `llm-spec serve` sends them to servers, if it does not read
-    them itself. `is_limit`: another word for `max_tokens`. `with_prediction`: predicted outputs go with it.
+    `names`: the fields' names, separated by spaces.
+    `apis`: the APIs that define them ("": some servers, frameworks or programs).
+    `defaults`: values that have no effect.
+    `is_passed`: True if `llm-spec serve` passes them to servers, unless it reads them itself.
+    `is_limit`: True for other names of `max_tokens`.
+    `with_prediction`: True if predicted outputs can be used with them.
     """
 
     names: str
@@ -71,11 +79,11 @@ TABLE: Final = (
     RequestFieldGroup("raw", "", "plain", "own", "a prompt without a chat template", (False,), with_prediction=False),
     # How tokens are drawn
     RequestFieldGroup(
-        "temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "draft and target obey the same"
+        "temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "the same for draft and target"
     ),
-    RequestFieldGroup("top_k", "messages", "kept", "own", "draft and target obey the same", (0, -1), is_passed=True),
+    RequestFieldGroup("top_k", "messages", "kept", "own", "the same for draft and target", (0, -1), is_passed=True),
     RequestFieldGroup(
-        "logit_bias seed", "chat completions", "kept", "own", "draft and target obey the same", is_passed=True
+        "logit_bias seed", "chat completions", "kept", "own", "the same for draft and target", is_passed=True
     ),
     RequestFieldGroup(
         "presence_penalty frequency_penalty",
@@ -95,7 +103,7 @@ TABLE: Final = (
         "",
         "plain",
         "left_out",
-        "engines' own words, which may depend on what a call has written",
+        "engines' own options, which may depend on the text that a call has written",
         is_passed=True,
     ),
     # How long
@@ -112,7 +120,7 @@ TABLE: Final = (
         "",
         "plain",
         "left_out",
-        "other servers' limits, by which some go where `max_tokens` is set, too; `options` is Ollama's",
+        "other servers' limits, which some obey even if `max_tokens` is set; `options` is Ollama's",
         is_limit=True,
     ),
     RequestFieldGroup(
@@ -132,7 +140,7 @@ TABLE: Final = (
         "chat responses messages",
         "kept",
         "own",
-        "`none` shows no tools; `required`, `any` and names are held by a grammar",
+        "`none` shows no tools; a grammar enforces `required`, `any` and names",
     ),
     RequestFieldGroup(
         "parallel_tool_calls",
@@ -158,7 +166,7 @@ TABLE: Final = (
         "chat",
         "plain",
         "own",
-        "held by a grammar; at a server that reads its own token ids, kept while the answer reasons",
+        "enforced by a grammar; at a server that reads its own token ids, kept while the answer reasons",
         ({"type": "text"},),
     ),
     RequestFieldGroup("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
@@ -171,7 +179,7 @@ TABLE: Final = (
         "",
         "plain",
         "refused",
-        "engines' own words for `response_format`; send that",
+        "engines' own names for `response_format`; use that",
         is_passed=True,
     ),
     RequestFieldGroup(
@@ -195,13 +203,13 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    RequestFieldGroup("best_of", "completions", "plain", "refused", "several answers, one of which is given", (1,)),
+    RequestFieldGroup("best_of", "completions", "plain", "refused", "several answers, of which one is returned", (1,)),
     RequestFieldGroup(
         "logprobs",
         "chat completions",
         "plain",
         "own",
-        "relayed from a server; in a program, ask by `top_logprobs`",
+        "relayed from a server; in a program, use `top_logprobs`",
         (False,),
         is_passed=True,
         with_prediction=False,
@@ -211,15 +219,15 @@ TABLE: Final = (
         "chat responses",
         "plain",
         "own",
-        "of the rows that verified; relayed from a server",
+        "read while verifying; relayed from a server",
         (0,),
         is_passed=True,
         with_prediction=False,
     ),
-    RequestFieldGroup("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or the server's business"),
+    RequestFieldGroup("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or passed to the server"),
     # Reasoning
     RequestFieldGroup(
-        "reasoning_effort", "chat", "plain", "kept", "a variable of the chat template; `none` reasons not", (), True
+        "reasoning_effort", "chat", "plain", "kept", "a variable of the chat template; `none`: no reasoning", (), True
     ),
     RequestFieldGroup(
         "reasoning", "responses", "plain", "kept", "its `effort` is read as `reasoning_effort`", ({},), True
@@ -235,23 +243,21 @@ TABLE: Final = (
     ),
     RequestFieldGroup("enable_thinking", "", "plain", "kept", "a variable of the chat template", is_passed=True),
     RequestFieldGroup("chat_template_kwargs", "", "plain", "kept", "variables of the chat template"),
-    RequestFieldGroup(
-        "verbosity", "chat", "plain", "ignored", "a wish for which models here have no word", ("medium",), True
-    ),
+    RequestFieldGroup("verbosity", "chat", "plain", "ignored", "models here have no such setting", ("medium",), True),
     RequestFieldGroup(
         "context_management include_reasoning prompt_mode reasoning_format safe_prompt thinking_budget",
         "",
         "plain",
         "left_out",
-        "servers' own words for what they think, show or forget",
+        "servers' own options for reasoning and for the context",
         is_passed=True,
     ),
     # How the answer is sent
     RequestFieldGroup("stream", _ALL, "metadata", "ignored", "whole or in pieces: the text is the same"),
     RequestFieldGroup("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
     RequestFieldGroup("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
-    RequestFieldGroup("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
-    RequestFieldGroup("include", "responses", "metadata", "ignored", "what else is reported of an answer"),
+    RequestFieldGroup("usage", "", "metadata", "ignored", "usage beside the answer, as OpenRouter names it"),
+    RequestFieldGroup("include", "responses", "metadata", "ignored", "what else is reported about an answer"),
     RequestFieldGroup(
         "return_token_ids return_tokens_as_token_ids timings_per_token",
         "",
@@ -314,7 +320,7 @@ TABLE: Final = (
         (False,),
     ),
     RequestFieldGroup("compaction thread", "messages", "plain", "refused", "needs a server that keeps conversations"),
-    RequestFieldGroup("container", "messages", "plain", "left_out", "where tools run that a vendor runs"),
+    RequestFieldGroup("container", "messages", "plain", "left_out", "where a vendor's tools run"),
     RequestFieldGroup("fallbacks", "messages", "plain", "left_out", "other models for the answer", ([],)),
     RequestFieldGroup(
         "access_programs moderation", _OPENAI, "plain", "left_out", "what else the vendor does with the text"
@@ -331,16 +337,16 @@ TABLE: Final = (
 )
 
 FIELDS: Final[Mapping[str, RequestFieldGroup]] = {name: row for row in TABLE for name in row.names.split()}
-# What says nothing of the answer: who asks, how the server queues, bills and caches
+# Fields that do not affect the answer: who asks, how the server queues, bills and caches
 METADATA_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.server == "metadata")
-# Other servers' words for `max_tokens`, which some of them go by where both are set
+# Other servers' names of `max_tokens`; some servers obey them even if `max_tokens` is set
 LIMIT_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_limit)
-# What goes into `ChatRequest.extra`, where an adapter is given it by its name
+# Fields that an adapter takes by name and puts into `ChatRequest.extra`
 EXTRA_FIELDS: Final = frozenset(
     name for name, row in FIELDS.items() if row.local != "own" and not row.is_limit and row.apis
 )
 PASSED_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_passed)
-# What other APIs and engines call a program's own options
+# Names in other APIs and engines of a program's own options
 _OWN_OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(LIMIT_FIELDS - {"max_tokens", "options"}, "max_tokens"),
     "stop_sequences": "stop",
@@ -362,7 +368,7 @@ _OPTIONS_ELSEWHERE: Final[Mapping[str, str]] = {
 
 
 def describe_unknown_option(name: str, known: Collection[str]) -> str:
-    """What to write instead of a request option that is not among those known."""
+    """Return the error text for an unknown request option, with the option to use instead."""
     start = f"unknown request option {name!r}"
     if name in _OWN_OPTIONS:
         return f"{start}; it is {_OWN_OPTIONS[name]} here"
@@ -374,7 +380,7 @@ def describe_unknown_option(name: str, known: Collection[str]) -> str:
 
 
 def is_default_value(name: str, value: object) -> bool:
-    """Whether a field says nothing: it is null, an object of nulls, or at a value that it has anyway."""
+    """True if a field has no effect: it is null, an object of nulls, or a default."""
     if value is None:
         return True
     if isinstance(value, Mapping):
@@ -384,15 +390,16 @@ def is_default_value(name: str, value: object) -> bool:
 
 
 def prevents_multi_call_answer(name: str, value: object) -> bool:
-    """Whether this field keeps an answer from being put together from several calls of a server.
+    """True if a field in `extra` keeps an answer from being built from several server calls.
 
-    In `extra` that is all but what says nothing of the text: what else speculation keeps to, it reads elsewhere.
+    This holds for every field that may change the text. Speculation reads the fields that it
+    supports elsewhere.
     """
     return name not in METADATA_FIELDS and not is_default_value(name, value)
 
 
 def find_local_field_use(name: str, value: object) -> LocalUse:
-    """What a model in this process does with a field of `ChatRequest.extra`."""
+    """Return what a model in this process does with a field of `ChatRequest.extra`."""
     row = FIELDS.get(name)
     if is_default_value(name, value):
         return "ignored"
@@ -400,20 +407,20 @@ def find_local_field_use(name: str, value: object) -> LocalUse:
 
 
 def find_local_field_refusal(name: str, value: object, target_name: str = "it") -> str | None:
-    """Why a model in this process does not take this field of `ChatRequest.extra`; None: it does."""
+    """Return why a local model refuses a field of `ChatRequest.extra`, or None if it does not."""
     if find_local_field_use(name, value) in ("ignored", "kept"):
         return None
     row = FIELDS.get(name)
     if row is not None and row.local == "own":
         own = _OWN_OPTIONS.get(name, name)
         read_as = "" if own == name else f", which is {own} here"
-        return f"extra has {name}{read_as}, a field of its own; give {own} beside extra ({row.note})"
+        return f"extra has {name}{read_as}, an option of its own; pass {own} outside extra ({row.note})"
     reason = "" if row is None else f" ({row.note})"
     return f"{name} is set; {target_name} is a local model and cannot serve it{reason}"
 
 
 def allows_prediction(name: str, value: object) -> bool:
-    """Whether a request with this field may have a predicted output, as OpenAI documents it."""
+    """True if OpenAI documents predicted outputs for requests with this field."""
     row = FIELDS.get(name)
-    is_reward = isinstance(value, int | float) and value < 0  # a penalty the other way round
+    is_reward = isinstance(value, int | float) and value < 0  # a negative penalty
     return row is None or row.with_prediction or is_reward or is_default_value(name, value)

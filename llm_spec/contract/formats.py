@@ -1,7 +1,7 @@
-"""The formats in which families of models write reasoning and tool calls: data, one row a format.
+"""The formats of reasoning and tool calls in families of models: data, one row a format.
 
-A model's format is found by its chat template, which shows it the same marks. To add one, add a row; `calls.py` knows
-the kinds of bodies.
+A model's format is found by its chat template, which contains the same marks. To add a format, add
+a row. `llm_spec.local.messages.calls` implements the kinds of bodies.
 """
 
 from __future__ import annotations
@@ -23,28 +23,33 @@ __all__ = [
 
 SPACE: Final = " \t\r\n"  # as JSON has it
 
-# json: an object with the function's name and arguments, or an array of such. named_json: the name, then the arguments.
-# named_fields: the name, then fields without quotes, whose texts stand between `text_mark`s.
+# json: an object with the function's name and arguments, or an array of such objects.
+# named_json: the name, then the arguments.
+# named_fields: the name, then fields without quotes, whose strings stand between `text_mark`s.
 CallBody = Literal["json", "named_json", "named_fields"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFormat:
-    """How a model writes a tool call, and its reasoning.
+    """A family's format of tool calls and their surroundings.
 
-    name: what it is called in errors and docs.
-    template_marks: texts that a chat template of this format has, all of them; one of an inner tuple is enough.
-    call_open: what a call begins with.
-    call_close: what it ends with; "" where it ends with its body.
-    is_bare: a call may also begin without `call_open`, where the answer begins or the last call ended.
-    body: what stands between the two.
-    header: a regular expression for what precedes the arguments, with a group `name`; "" in a `json` body.
-    arguments_key: what the arguments are called in a `json` body that is written by a grammar; any of
-        `ARGUMENTS_KEYS` is read.
-    separator: what stands between two calls.
-    padding: what stands between a body and what opens and closes it.
-    text_mark: what stands around a text in a body.
-    id_characters: letters and digits of a call's id, where the template takes only that many.
+    `name`: the name in errors and docs.
+    `template_marks`: texts that a chat template of this format contains, all of them; one of an
+    inner tuple is enough.
+    `call_open`: the text that begins a call.
+    `call_close`: the text that ends a call; "" if it ends with its body.
+    `is_bare`: a call may also begin without `call_open`, at the beginning of the answer or after
+    the last call.
+    `body`: the kind of text between the two.
+    `header`: a regular expression for the text before the arguments, with a group `name`; "" in a
+    `json` body.
+    `arguments_key`: the key of the arguments in a `json` body that a grammar writes. When reading,
+    any of `ARGUMENTS_KEYS` is accepted.
+    `separator`: the text between two calls.
+    `padding`: the text between a body and the call's opening and closing.
+    `text_mark`: the text around a string in a body.
+    `id_characters`: the number of letters and digits in a call's id, if the template takes only
+    that many.
     """
 
     name: str
@@ -63,7 +68,7 @@ class MessageFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What a model's reasoning begins and ends with."""
+    """The texts around a model's reasoning."""
 
     open: str
     close: str
@@ -130,7 +135,10 @@ _REASONING: Final = (
 
 
 def find_message_format(chat_template: str) -> MessageFormat | None:
-    """The format that a chat template shows its model; None: it shows no tools, or in a way that is not known."""
+    """Return the format that a chat template shows its model.
+
+    Returns None if the template shows no tools, or shows them in an unknown format.
+    """
     if "tools" not in chat_template:
         return None
     return next(
@@ -139,12 +147,12 @@ def find_message_format(chat_template: str) -> MessageFormat | None:
 
 
 def find_reasoning_marks(chat_template: str) -> ReasoningMarks | None:
-    """What a model's reasoning stands between; None: its chat template knows no reasoning."""
+    """Return the marks around a model's reasoning, or None if its chat template has none."""
     return next((marks for marks in _REASONING if marks.close in chat_template), None)
 
 
 def list_format_marks(row: MessageFormat | ReasoningMarks | None) -> tuple[str, ...]:
-    """The texts of a format that a tokenizer may have as control tokens."""
+    """Return the texts of a format that a tokenizer may have as control tokens."""
     if isinstance(row, MessageFormat):
         header = row.header.replace("\\", "")
         return tuple(mark for mark in (row.call_open, row.call_close, row.text_mark, header) if mark)

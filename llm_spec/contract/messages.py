@@ -1,7 +1,7 @@
 """Messages of a conversation, and the tool calls in them. Frozen, no I/O.
 
-Field names follow OpenAI's chat completions where such a field exists there; a mapping in that shape is accepted at
-every public door (`ChatMessage.from_openai`, `ChatRequest.create`).
+Field names follow OpenAI's chat completions, if the field exists there. Every public function also
+accepts a mapping in that shape (`ChatMessage.from_openai`, `ChatRequest.create`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _CALL_FIELDS: Final = frozenset({"id", "type", "function", "custom", "index"})
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One complete call by the model; `arguments` is the JSON text as the model wrote it, of a custom tool its input.
+    """One complete call by the model.
 
-    A custom tool takes a text in place of JSON (OpenAI's chat completions).
+    `arguments` is the JSON text as the model wrote it. A custom tool takes a text in place of JSON
+    (OpenAI's chat completions); then `arguments` is that text.
     """
 
     id: str
@@ -50,7 +51,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class NativeMessage:
-    """A message as its client wrote it in the words of one API; targets of that API are sent it as it is."""
+    """A message as a client wrote it in one API; targets of that API receive it unchanged."""
 
     api: ApiName
     value: Mapping[str, Any]
@@ -58,11 +59,14 @@ class NativeMessage:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls.
+    """One message of a conversation.
 
-    `reasoning` is the text of a model's reasoning in an earlier turn, for targets that read it again (`to_openai` calls
-    it `reasoning_content`). `reasoning_details` are what the API that it came from needs back with it, each whole
-    (`merge_reasoning_details`). `native` is there where a client said more than these fields hold.
+    `content`: text, or OpenAI content parts (kept as they are), or None beside tool calls.
+    `reasoning`: the model's reasoning in an earlier turn, for targets that read it again
+    (`to_openai` writes it as `reasoning_content`).
+    `reasoning_details`: what the API that it came from needs back with it, each detail complete
+    (`merge_reasoning_details`).
+    `native`: the client's own message, if it has more than these fields hold.
     """
 
     role: Role
@@ -83,7 +87,11 @@ class ChatMessage:
 
     @classmethod
     def from_openai(cls, message: Mapping[str, Any], where: str = "message") -> ChatMessage:
-        """Read an OpenAI chat message, found at `where`; raises InvalidRequestError naming the field that is wrong."""
+        """Read an OpenAI chat message.
+
+        `where` names the message in errors. Raises InvalidRequestError naming the field that is
+        wrong.
+        """
         check_field_type(where, message, Mapping, "a ChatMessage or an OpenAI chat dict")
         role = message.get("role")
         if role not in _ROLES:
@@ -107,7 +115,7 @@ class ChatMessage:
             raise InvalidRequestError(f"{where} is not in OpenAI's chat format: {error!r}") from error
 
     def to_openai(self) -> dict[str, Any]:
-        """The message as an OpenAI chat dict, absent fields left out."""
+        """Return the message as an OpenAI chat dict, without absent fields."""
         if self.native is not None and self.native.api == "chat":
             return dict(self.native.value)
         out: dict[str, Any] = {"role": self.role}
@@ -126,7 +134,7 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
-        """The message's text, parts joined; a part that is not text contributes nothing."""
+        """The message's text, parts joined; parts of other kinds contribute nothing."""
         if isinstance(self.content, tuple):
             return "".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
         return self.content or ""
@@ -164,16 +172,19 @@ def _build_openai_tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _find_openai_reasoning(message: Mapping[str, Any]) -> str:
-    """The reasoning of an earlier turn, by either of the names that servers give it."""
+    """Return the reasoning of an earlier turn, by either of the names that servers use."""
     found = message.get("reasoning_content") or message.get("reasoning")
     return found if isinstance(found, str) else ""
 
 
 def _keep_native_if_fields_are_lost(message: Mapping[str, Any]) -> NativeMessage | None:
-    """The message as it is, where it says more than a ChatMessage's own fields; what is null or empty says nothing."""
+    """Return the message unchanged if it has more than a ChatMessage's own fields, else None.
+
+    Fields that are null or empty do not count.
+    """
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
-    if message.keys() <= _MESSAGE_FIELDS and all(call.keys() <= _CALL_FIELDS for call in calls):  # nearly always
-        return None
+    if message.keys() <= _MESSAGE_FIELDS and all(call.keys() <= _CALL_FIELDS for call in calls):
+        return None  # nearly always
     more = any(message[name] for name in message.keys() - _MESSAGE_FIELDS)
     if not more and not any(call[name] for call in calls for name in call.keys() - _CALL_FIELDS):
         return None
@@ -181,17 +192,19 @@ def _keep_native_if_fields_are_lost(message: Mapping[str, Any]) -> NativeMessage
 
 
 def check_field_type(name: str, value: object, kind: type, wanted: str) -> None:
-    """Raise InvalidRequestError unless a value from outside is of the kind that its annotation promises."""
+    """Raise InvalidRequestError unless a value from outside has the expected type."""
     if not isinstance(value, kind):
         raise InvalidRequestError(f"{name} is {value!r} of type {type(value).__name__}; it must be {wanted}")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDetail:
-    """What a provider sends beside its reasoning and needs back with the next turn, in the words of its API.
+    """Data that a provider sends beside its reasoning and needs back with the next turn.
 
-    In a stream: of messages a `signature_delta` or a `redacted_thinking` block, of chat completions a piece of one of
-    `reasoning_details`. In a message: whole blocks of thinking with their signatures, whole items.
+    It is in the format of the provider's API. In a stream of messages it is a `signature_delta` or
+    a `redacted_thinking` block; in a stream of chat completions, a piece of one of
+    `reasoning_details`. In a message it is a whole block of thinking with its signature, or a whole
+    item.
     """
 
     api: ApiName

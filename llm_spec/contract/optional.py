@@ -1,4 +1,4 @@
-"""Optional members of a draft, and of the provider that one asks, used where they have them."""
+"""Optional members of drafts and providers, used if they exist."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ __all__ = [
 
 @runtime_checkable
 class TokenIdStreaming(Protocol):
-    """A provider that can ask its server for the token ids of an answer; optional beside `LlmProvider`.
+    """A provider that can ask its server for the token ids of an answer.
 
-    It need not be known what the server can do. The pieces of a draft carry the ids.
+    Optional beside `LlmProvider`. It works before it is known what the server can do. The pieces of
+    a draft carry the ids.
     """
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """As the provider's own `stream`, every `TextDelta` with its `token_ids` where the server tells them.
+        """Stream like the provider's own `stream`, with `token_ids` if the server sends them.
 
         If the server refuses the field for them, the request is sent again without it.
         """
@@ -48,20 +49,20 @@ class TokenIdStreaming(Protocol):
 
 
 class RequestOptionalDrafter(ABC):
-    """A `RequestAwareDrafter` that drafts without the request as well: its `open_token_draft`."""
+    """A `RequestAwareDrafter` that can also draft without the request."""
 
     @abstractmethod
     def open_token_draft_for_request(
         self, request: ChatRequest | None, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
     ) -> TokenDraft:
-        """As `RequestAwareDrafter`; None: the request is not known."""
+        """Begin drafting as in `RequestAwareDrafter`; `request` is None if it is unknown."""
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         return self.open_token_draft_for_request(None, target, choose, prompt_ids)
 
 
 class WrappedDraft:
-    """What a draft that is called by way of another one shows of it."""
+    """The name and capabilities of a draft that another draft wraps."""
 
     def __init__(self, draft: DraftProvider) -> None:
         self._draft = draft
@@ -72,22 +73,22 @@ class WrappedDraft:
 
     @property
     def capabilities(self) -> DraftCapabilities:
-        """As the draft itself."""
+        """The capabilities of the draft itself."""
         return get_draft_capabilities(self._draft)
 
 
 def open_draft_for_request(draft: DraftProvider) -> DraftProvider:
-    """The draft for one request: one that remembers its calls where there is such, else the draft itself."""
+    """Return the draft for one request: one that remembers its calls, or the draft itself."""
     return draft.for_request() if isinstance(draft, PerRequestDraft) else draft
 
 
 def copy_draft_for_new_client(draft: DraftProvider) -> DraftProvider:
-    """The draft with a memory of its own where it has one, else the draft itself."""
+    """Return a copy with a memory of its own, or the draft itself if it has no memory."""
     return draft.copy_for_new_client() if isinstance(draft, PerClientDraft) else draft
 
 
 def find_token_draft_refusal(draft: DraftProvider, target: TokenModel) -> str | None:
-    """Why a draft cannot propose token ids to a target; None: it can."""
+    """Return why a draft cannot propose token ids to a target, or None if it can."""
     if not isinstance(draft, TokenDrafter):
         return f"draft {draft.name} gives text, not token ids"
     return draft.token_draft_refusal(target)
@@ -100,9 +101,9 @@ def open_token_draft(
     prompt_ids: Sequence[int],
     request: ChatRequest | None,
 ) -> TokenDraft:
-    """Begin drafting token ids for one request; raises DraftError where the draft gives text only.
+    """Begin drafting token ids for one request; raise DraftError if the draft gives only text.
 
-    A draft that reads requests is shown this one, where there is one to show.
+    A draft that reads requests gets `request`, if it is not None.
     """
     if not isinstance(draft, TokenDrafter):
         raise DraftError(f"draft {draft.name} gives text, not token ids")
@@ -114,5 +115,5 @@ def open_token_draft(
 def stream_with_token_ids_if_possible(
     provider: LlmProvider, request: ChatRequest
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """A provider's stream, with its token ids if it can ask for them."""
+    """Open a provider's stream, with token ids if it can ask for them."""
     return (provider.stream_with_token_ids if isinstance(provider, TokenIdStreaming) else provider.stream)(request)

@@ -1,7 +1,8 @@
-"""The contract of chat models: `LlmProvider` and `Capabilities` are all that every provider needs.
+"""The contract of chat models: every provider needs `LlmProvider` and `Capabilities`, no more.
 
-A class fits a protocol by having its members; it inherits nothing. `llm_spec.testing.check_provider_conformance` checks
-an implementation against what the docstrings promise.
+A class fits a protocol by having its members; it inherits nothing.
+`llm_spec.testing.check_provider_conformance` checks that an implementation keeps the promises of
+the docstrings.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ __all__ = [
     "LlmProvider",
 ]
 
-# How long a first piece is waited for where nobody says. A comment that keeps a connection alive is no piece, or a
-# server that sends nothing else would be waited for without end.
-SERVER_FIRST_CHUNK_S: Final = 600.0  # after which OpenAI's and Anthropic's SDKs give up, so nobody waits for it longer
-# OpenAI's guide to flex processing raises its SDK's 600 s to this; models that reason write nothing meanwhile
+# Defaults of the wait for a first chunk. A comment that keeps a connection alive is not a chunk;
+# otherwise a server that sends nothing else would be waited for forever.
+SERVER_FIRST_CHUNK_S: Final = 600.0  # OpenAI's and Anthropic's SDKs give up after it, too
+# OpenAI's guide to flex processing raises its SDK's 600 s to this. Models that reason write
+# nothing meanwhile.
 VENDOR_FIRST_CHUNK_S: Final = 900.0
 
 
@@ -42,50 +44,56 @@ class LlmProvider(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in results and logs, `provider:model`."""
+        """The name in results and logs, `provider:model`."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this model can do beyond chat, as far as is known now."""
+        """The model's abilities beyond chat, as far as they are known now."""
         ...
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """Answer piece by piece; the last event is a `Finish`.
 
-        Leaving the context, in whatever way, ends the request. Raises InvalidRequestError for what the model
-        cannot serve and TargetError when it fails; cancellation passes through.
+        Leaving the context, in any way, ends the request. Raises InvalidRequestError for a request
+        that the model cannot serve and TargetError if the model fails. Cancellation passes through.
         """
         ...
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
-        """Answer at once; the same text as `stream` would give."""
+        """Answer at once, with the same text as `stream`."""
         ...
 
     async def aclose(self) -> None:
         """Release what the provider holds; calling it twice is harmless.
 
-        Answers under way end with ClosedError (`llm_spec.kit.open_calls.OpenCalls`), and so does every call after it.
+        Running answers and all later calls end with ClosedError
+        (`llm_spec.kit.open_calls.OpenCalls`).
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a model can do beyond chat. None or False: it cannot, or it is not known yet.
+    """A model's abilities beyond chat.
 
-    `continue_prefix`: it continues `ChatRequest.prefix`. For a `Discoverable`, this is what servers of its kind usually
-    do, until `discover("continue_prefix")` has tried it.
-    `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
-    `shares_prompt_cache`: of calls that begin alike, its server reads the common beginning once.
-    `whole_answers`: `complete` is a call of its own that costs less than a stream, and cancelling it ends the work.
-    `separates_reasoning`: its chat endpoint was seen to take reasoning out of an answer's text, so that only a
-    `message_parser` tells what its tokens are.
-    `discoverable`: what a `Discoverable` may find its server to have. The rest no server of its kind has.
-    `api`: the API that its server speaks. Fields that a client gives in the same API (`ChatMessage.native`,
-    `ChatRequest.extra`) are sent unchanged.
-    `first_chunk_s`, `between_chunks_s`: how long it is waited for where `Timeouts` does not say; None: as long as it
-    takes, as a model in this process.
+    None or False means that the model lacks an ability, or that it is unknown yet.
+
+    `continue_prefix`: the model continues `ChatRequest.prefix`. For a `Discoverable`, this is what
+    servers of its kind usually do, until `discover("continue_prefix")` has tried it.
+    `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster if they
+    are right.
+    `shares_prompt_cache`: its server reads the common beginning of several calls once.
+    `whole_answers`: `complete` is a call of its own that costs less than a stream. Cancelling it
+    ends the work.
+    `separates_reasoning`: its chat endpoint was seen to remove reasoning from an answer's text.
+    Then only a `message_parser` can tell what its tokens are.
+    `discoverable`: the features that a `Discoverable` may find. No server of its kind has the
+    others.
+    `api`: the API that its server speaks. Fields that a client gives in the same API
+    (`ChatMessage.native`, `ChatRequest.extra`) are sent unchanged.
+    `first_chunk_s`, `between_chunks_s`: how long to wait for a chunk if `Timeouts` does not say.
+    None means without limit, as for a model in this process.
     """
 
     context_length: int | None = None
@@ -111,16 +119,22 @@ class ChunkStreaming(Protocol):
     """A provider that can pass on its server's own chunks; optional beside `LlmProvider`."""
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
-        """As `stream`, in JSON objects of OpenAI's streams: for what events cannot say (choices, log-probabilities)."""
+        """Stream like `stream`, in the JSON objects of OpenAI's streams.
+
+        They hold data that events cannot carry, such as several choices.
+        """
         ...
 
 
 @runtime_checkable
 class InputTokenCounter(Protocol):
-    """A provider whose server counts the tokens of a request without answering it; optional beside `LlmProvider`."""
+    """A provider whose server counts the tokens of a request without answering it.
+
+    Optional beside `LlmProvider`.
+    """
 
     async def count_input_tokens(self, request: ChatRequest) -> int:
-        """The tokens of a request's input; raises as `stream`."""
+        """Return the number of tokens of a request's input; raises like `stream`."""
         ...
 
 
@@ -129,8 +143,9 @@ class FieldTranslator(Protocol):
     """A provider whose server refuses fields of OpenAI's API; optional beside `LlmProvider`."""
 
     def translate_openai_fields(self, request: ChatRequest) -> tuple[ChatRequest, Sequence[str]]:
-        """The request of a client of OpenAI's API with its server's own words in `extra`, and what they leave out.
+        """Return a client's request for OpenAI's API, translated, and the names of omitted fields.
 
-        Raises InvalidRequestError for a field without which the answer would be of another form.
+        The translated request has the server's own fields in `extra`. Raises InvalidRequestError
+        for a field without which the answer would have another form.
         """
         ...

@@ -1,4 +1,4 @@
-"""Reasoning as the next turn has to give it back: pieces of a stream to whole details. Pure."""
+"""Joins pieces of streamed reasoning into the details that the next turn sends back. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ __all__ = ["build_thinking_blocks", "merge_chat_details", "merge_reasoning_detai
 
 _Reasoning: TypeAlias = ReasoningDelta | ReasoningDetail
 _Json: TypeAlias = dict[str, Any]
-_JOINED_FIELDS: Final = ("text", "summary", "data")  # of an item of `reasoning_details`: texts that come in pieces
+# Fields of an item of `reasoning_details` that come in pieces
+_JOINED_FIELDS: Final = ("text", "summary", "data")
 
 
 def merge_reasoning_details(events: Iterable[_Reasoning]) -> tuple[ReasoningDetail, ...]:
-    """The details of an answer, each whole, in the words of its API.
+    """Return the details of an answer, each complete, in the format of its API.
 
-    Of messages they are blocks of thinking with their signatures; one that is not signed is none, as the API refuses
-    it. Of chat completions they are items of `reasoning_details`.
+    For messages they are blocks of thinking with their signatures. Unsigned blocks are left out,
+    since the API refuses them. For chat completions they are items of `reasoning_details`.
     """
     events = tuple(events)
     signed = [block for block in build_thinking_blocks(events) if block.get("signature", block.get("data"))]
@@ -30,7 +31,7 @@ def merge_reasoning_details(events: Iterable[_Reasoning]) -> tuple[ReasoningDeta
 
 
 def build_thinking_blocks(events: Iterable[_Reasoning]) -> list[_Json]:
-    """Anthropic's blocks of thinking, each up to its signature, and such as may not be read."""
+    """Build Anthropic's blocks of thinking: signed, unsigned and redacted ones."""
     blocks: list[_Json] = []
     open_block: _Json | None = None
     for event in events:
@@ -52,7 +53,10 @@ def build_thinking_blocks(events: Iterable[_Reasoning]) -> list[_Json]:
 
 
 def merge_chat_details(events: Iterable[_Reasoning]) -> list[_Json]:
-    """The items of `reasoning_details`: neighbours of one type and index are one, their texts joined."""
+    """Return the items of `reasoning_details`.
+
+    Neighbours of the same type and index become one, their texts joined.
+    """
     merged: list[_Json] = []
     for event in events:
         if not isinstance(event, ReasoningDetail) or event.api != "chat":

@@ -1,4 +1,4 @@
-"""Requests: messages, sampling and what else a client asks for. Frozen, no I/O."""
+"""Requests: messages, sampling and a client's other options. Frozen, no I/O."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ def _parse_messages(messages: Messages) -> tuple[ChatMessage, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the target draws its next token; None leaves a choice to the target's own default (a local model: greedy).
+    """The target's rules for drawing its next token.
 
-    Filters apply in this order: logit bias and penalties, temperature, top-k, top-p, min-p. `repetition_penalty`
-    counts prompt and answer (arXiv 1909.05858), `presence_penalty` and `frequency_penalty` the answer alone (OpenAI).
+    None leaves a choice to the target's own default (a local model: greedy). Filters apply in this
+    order: logit bias and penalties, temperature, top-k, top-p, min-p. `repetition_penalty` counts
+    prompt and answer (arXiv 1909.05858). `presence_penalty` and `frequency_penalty` count the
+    answer alone (OpenAI).
     """
 
     temperature: float | None = None
@@ -81,7 +83,10 @@ class Sampling:
 
 
 class RequestOptions(TypedDict, total=False):
-    """What may be said of a request beside its messages, by keyword, wherever a request is made."""
+    """The options of a request besides its messages, given by keyword.
+
+    Every function that makes a request takes them.
+    """
 
     temperature: float | None
     top_p: float | None
@@ -112,14 +117,18 @@ _SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(Sampling))
 class ChatRequest:
     """One request to a provider.
 
-    `prefix` is assistant text that the answer continues (it is not repeated in the answer), `prediction` a guess at
-    the answer; only some targets understand them. `response_format` is OpenAI's; a local model also takes
-    `{"type": "regex", "pattern": …}` and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark), and its
-    answer keeps to it unless a cap or stop string cuts it. `top_logprobs`: how many likely tokens are given at
-    each token of the answer, with their log-probabilities (`TokenLogprob`); 0: that of the answer's own token alone,
-    None: nothing. `raw`: the text of the only message is the prompt itself, to be continued without a chat template.
-    `session_id`: what the conversation is called in `SpeculativeConfig.session_header`; 1 to 256 visible ASCII
-    characters. `extra` goes to a remote target untouched.
+    `prefix`: assistant text that the answer continues without repeating it. Only some targets
+    understand it.
+    `prediction`: a guess at the answer. Only some targets understand it.
+    `response_format`: OpenAI's. A local model also takes `{"type": "regex", "pattern": …}` and
+    `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark). Its answer keeps to the
+    format unless a limit or stop string cuts it.
+    `top_logprobs`: the number of likely tokens given with each token of the answer, with their
+    log-probabilities (`TokenLogprob`). 0 gives only that of the answer's own token, None nothing.
+    `raw`: the text of the only message is the prompt itself, continued without a chat template.
+    `session_id`: the conversation's name in `SpeculativeConfig.session_header`, 1 to 256 visible
+    ASCII characters.
+    `extra`: fields that a remote target receives unchanged.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -158,7 +167,11 @@ class ChatRequest:
 
     @classmethod
     def create(cls, messages: Messages, **options: Unpack[RequestOptions]) -> ChatRequest:
-        """Make a request of messages (a text alone is one user message) and options given by keyword."""
+        """Make a request from messages and options given by keyword.
+
+        A text alone is one user message. Raises InvalidRequestError naming the option that is
+        wrong.
+        """
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         if unknown:
             raise InvalidRequestError(describe_unknown_option(min(unknown), RequestOptions.__annotations__))

@@ -1,4 +1,4 @@
-"""A response put together from the events of a stream."""
+"""Builds a response from the events of a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ChatResponseBuilder", "append_tool_call_delta", "complete_from_strea
 
 
 class ChatResponseBuilder:
-    """Puts the events of one answer together."""
+    """Collects the events of one answer."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -39,7 +39,7 @@ class ChatResponseBuilder:
         return "".join(self._texts)
 
     def add_event(self, event: StreamEvent) -> ChatResponse | None:
-        """Take the next event in; gives the response with the last."""
+        """Take in the next event; return the response after the last one, else None."""
         match event:
             case TextDelta():
                 self._texts.append(event.text)
@@ -80,7 +80,7 @@ class ChatResponseBuilder:
 
 
 async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> ChatResponse:
-    """`complete` for a provider whose native form is `stream`."""
+    """Implement `complete` for a provider whose native form is `stream`."""
     builder = ChatResponseBuilder()
     async with provider.stream(request) as events:
         async for event in events:
@@ -93,7 +93,7 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
 
 
 def append_tool_call_delta(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
-    """A tool call with one more piece of it."""
+    """Return a tool call with one more piece of it."""
     if call is None:
         return ToolCall(delta.id or "", delta.name or "", delta.arguments, delta.kind)
     return replace(

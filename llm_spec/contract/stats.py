@@ -17,7 +17,10 @@ __all__ = ["SpeculativeStats"]
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeStats:
-    """Counts and times of rounds; the names are those the field uses. Addition adds requests up."""
+    """Counts and times of rounds, under the field's usual names.
+
+    Addition adds up the rounds of several requests.
+    """
 
     num_rounds: int = 0
     num_spec_steps: int = 0  # rounds in which something was drafted
@@ -25,7 +28,7 @@ class SpeculativeStats:
     num_accepted_draft_tokens: int = 0
     num_emitted_tokens: int = 0
     num_fallbacks: int = 0  # drafts that failed
-    acceptance_histogram: tuple[int, ...] = ()  # [n]: speculative rounds in which n drafted tokens were accepted
+    acceptance_histogram: tuple[int, ...] = ()  # [n]: speculative rounds that accepted n tokens
     draft_s: float = 0.0
     verify_s: float = 0.0
     num_plain_steps: int = 0
@@ -50,28 +53,31 @@ class SpeculativeStats:
 
     @property
     def num_accepted_tokens_per_position(self) -> tuple[int, ...]:
-        """[i]: speculative rounds in which the drafted token at position i was accepted."""
+        """At index i: the speculative rounds that accepted the drafted token at position i."""
         counts = accumulate(reversed(self.acceptance_histogram[1:]))
         return tuple(counts)[::-1]
 
     @property
     def draft_acceptance_rate(self) -> float | None:
-        """Accepted / drafted; None when nothing was drafted."""
+        """Accepted / drafted tokens, or None if nothing was drafted."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / speculative rounds (the correction or bonus counts); None when there were none."""
+        """1 + accepted tokens / speculative rounds, or None if there were none.
+
+        The 1 is the correction or bonus.
+        """
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
 
     @property
     def mean_lookahead(self) -> float | None:
-        """Drafted tokens / speculative rounds; None when there were none."""
+        """Drafted tokens / speculative rounds, or None if there were none."""
         return self.num_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
 
     @classmethod
     def from_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
-        """The sums over some rounds."""
+        """Sum up some rounds."""
         if not rounds:
             return cls(num_fallbacks=num_fallbacks) if num_fallbacks else _NO_ROUNDS
         drafted = [r for r in rounds if r.num_draft_tokens]
@@ -92,13 +98,13 @@ class SpeculativeStats:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, derived figures too, as JSON values."""
+        """Return all figures, including the derived ones, as JSON values."""
         derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length", "mean_lookahead")
         fields = dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
         return fields | {"acceptance_histogram": list(self.acceptance_histogram)}
 
     def summary(self) -> str:
-        """A few words for people."""
+        """Return a short text for people."""
         if not self.num_spec_steps:
             steps = "plain step" if self.num_rounds == 1 else "plain steps"
             return f"{self.num_emitted_tokens} tokens in {self.num_rounds} {steps}"

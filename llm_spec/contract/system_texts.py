@@ -1,9 +1,10 @@
-"""Where texts of system and developer stand in a conversation for another API, or for a chat template. Pure.
+"""Places system and developer texts in a conversation for another API or a chat template. Pure.
 
-Clients send them anywhere: agents put several before the first turn, and more between later ones. Most chat templates
-take one, at the beginning; many drop or refuse the others, or the role `developer`. So those before the first answer
-become one. Later ones keep their place: moved to the front they would change the first bytes of the prompt with every
-turn, and with them all that a server has cached of it.
+Clients send them anywhere: agents put several before the first turn, and more between later ones.
+Most chat templates take one, at the beginning. Many drop or refuse the others, or the role
+`developer`. So those before the first answer are joined. Later ones keep their place: at the front
+they would change the first bytes of the prompt with every turn, and the server could reuse nothing
+from its cache.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _BILLING_HEADER: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
 
 def place_system_texts(messages: Sequence[ChatMessage], *, later_role: Role = "user") -> tuple[ChatMessage, ...]:
-    """Messages with one text of the system at most before the first answer, at the beginning.
+    """Join the system texts before the first answer into one at the beginning.
 
-    Later ones are as `place_later_system_texts` has them. The messages themselves come back where nothing of them
-    changes. Doing it twice changes no more than doing it once.
+    Later ones are placed as by `place_later_system_texts`. If nothing changes, the messages
+    themselves are returned. Applying it twice changes nothing more.
     """
     num_before = _count_messages_before_answers(messages)
     first = [message for message in messages[:num_before] if message.role in SYSTEM_ROLES]
@@ -47,13 +48,14 @@ def place_system_texts(messages: Sequence[ChatMessage], *, later_role: Role = "u
 
 
 def place_later_system_texts(messages: Sequence[ChatMessage], *, role: Role) -> tuple[ChatMessage, ...]:
-    """Messages whose texts of the system after the first answer are of this role, behind results of tools beside them.
+    """Give the system texts after the first answer this role, behind adjacent tool results.
 
-    As `user` they are marked texts. The messages themselves come back where nothing of them changes.
+    With the role `user` they become marked texts. If nothing changes, the messages themselves are
+    returned.
     """
     num_before = _count_messages_before_answers(messages)
     placed = [*messages[:num_before]]
-    held: list[ChatMessage] = []  # results of tools follow their calls
+    held: list[ChatMessage] = []  # until the tool results are placed
     for message in messages[num_before:]:
         if message.role in SYSTEM_ROLES:
             held.append(_place_later_system_text(message, role))
@@ -70,7 +72,10 @@ def _count_messages_before_answers(messages: Sequence[ChatMessage]) -> int:
 
 
 def keep_unless_changed(messages: Sequence[ChatMessage], placed: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
-    """The messages themselves where those that were placed are the same, so that a caller sees at once."""
+    """Return the messages themselves if the placed ones are the same.
+
+    A caller can then compare by identity.
+    """
     is_equal = len(placed) == len(messages) and all(new is old for new, old in zip(placed, messages, strict=True))
     return tuple(messages) if is_equal else placed
 
@@ -82,21 +87,21 @@ def _place_later_system_text(message: ChatMessage, role: Role) -> ChatMessage:
 
 
 def strip_billing_header(text: str) -> str:
-    """A first text of the system without the line in which Claude Code says who pays.
+    """Return a first system text without the line in which Claude Code says who pays.
 
-    It changes with every request, and is for Anthropic's server alone: before any other model it would keep two turns
-    from beginning alike.
+    The line changes with every request, and only Anthropic's server reads it. For any other model
+    it would keep two turns from sharing a cached prefix.
     """
     return _BILLING_HEADER.sub("", text)
 
 
 def mark_system_text(text: str) -> str:
-    """A text of the system, for a place where only a user may speak."""
+    """Mark a system text, for a place that only takes a user's messages."""
     return f"<system>\n{text}\n</system>"
 
 
 def join_neighbouring_user_messages(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Messages without two of the user one after the other: some templates refuse them."""
+    """Join adjacent user messages, which some templates refuse."""
     joined: list[ChatMessage] = []
     for message in messages:
         last = joined[-1] if joined else None

@@ -1,6 +1,7 @@
-"""The contract of models in this process: tokenizers, token models and their sessions, drafting by token ids.
+"""The contract of models in this process: tokenizers, token models, sessions, token drafts.
 
-`llm_spec.testing.check_token_model_conformance` checks a model against what the docstrings promise.
+`llm_spec.testing.check_token_model_conformance` checks that a model keeps the promises of the
+docstrings.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text."""
+    """Text to token ids and back.
+
+    Equal `fingerprint`: the same ids mean the same text.
+    """
 
     @property
     def fingerprint(self) -> str: ...
@@ -54,60 +58,76 @@ class Tokenizer(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a stretch of the answer; nothing is added, and control tokens in the text are only text."""
+        """Return ids of a part of the answer.
+
+        Nothing is added, and control tokens in the text are ordinary text.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, control tokens left out; undecodable bytes become U+FFFD."""
+        """Return the text of ids, without control tokens; undecodable bytes become U+FFFD."""
         ...
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        """Return the ids of the prompt, with the chat template applied.
+
+        They end where the answer begins, or after `request.prefix`.
+        """
         ...
 
 
 @runtime_checkable
 class GrammarTokenizer(Tokenizer, Protocol):
-    """A tokenizer that can tell a grammar what its ids are; needed for `ChatRequest.response_format`, else optional."""
+    """A tokenizer that can describe its ids to a grammar.
+
+    Needed for `ChatRequest.response_format`, otherwise optional.
+    """
 
     def to_tokenizer_json(self) -> str:
-        """The vocabulary and how it is decoded, as the text of a Hugging Face tokenizer.json."""
+        """Return the vocabulary and its decoding, as the text of a Hugging Face tokenizer.json."""
         ...
 
 
 @runtime_checkable
 class VocabularyTokenizer(Tokenizer, Protocol):
-    """A tokenizer that can list its tokens; takes the place of `GrammarTokenizer` where there is no tokenizer.json."""
+    """A tokenizer that can list its tokens.
+
+    It replaces `GrammarTokenizer` if there is no tokenizer.json.
+    """
 
     def list_tokens(self) -> Sequence[bytes]:
-        """UTF-8 of each id's token within a text; of a control token its name."""
+        """Return the UTF-8 of each id's token within a text; for a control token, its name."""
         ...
 
     def list_control_token_ids(self) -> Sequence[int]:
-        """The ids that `decode` leaves out."""
+        """Return the ids that `decode` leaves out."""
         ...
 
 
 @runtime_checkable
 class MessageFormatTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows how its model writes reasoning and tool calls; needed for tools, else optional.
+    """A tokenizer that knows its model's format of reasoning and tool calls.
 
-    `encode_chat` then puts `tools`, calls and their results into the prompt.
+    Needed for tools, otherwise optional. Its `encode_chat` puts `tools`, calls and their results
+    into the prompt.
     """
 
     @property
     def message_format(self) -> MessageFormat | None:
-        """How calls are written; None: its model is shown no tools."""
+        """The format of calls, or None if the model is shown no tools."""
         ...
 
     @property
     def reasoning(self) -> ReasoningMarks | None:
-        """What reasoning stands between; None: its model writes none."""
+        """The marks around reasoning, or None if the model writes none."""
         ...
 
     @property
     def mark_tokens(self) -> Mapping[int, str]:
-        """Control tokens, which `decode` leaves out, that belong to these marks; with their texts."""
+        """The control tokens that belong to these marks, with their texts.
+
+        `decode` leaves them out.
+        """
         ...
 
 
@@ -115,36 +135,41 @@ class MessageFormatTokenizer(Tokenizer, Protocol):
 class BoundedTokenizer(Protocol):
     """A tokenizer that knows its longest token; optional beside `Tokenizer`.
 
-    A prompt that cannot fit into a model is then refused before it is encoded, which may take seconds.
+    A prompt that cannot fit into a model is then refused before it is encoded, which may take
+    seconds.
     """
 
     @property
     def max_token_chars(self) -> int:
-        """Characters of the longest token."""
+        """The number of characters of the longest token."""
         ...
 
 
 @runtime_checkable
 class TokenBytesTokenizer(Protocol):
-    """A tokenizer that knows what its tokens are made of; optional beside `Tokenizer`.
+    """A tokenizer that knows the bytes of its tokens; optional beside `Tokenizer`.
 
-    Log-probabilities name tokens by it; without it, by the text that an id decodes to alone.
+    Log-probabilities name tokens by these bytes. Without them, they name a token by the text that
+    its id alone decodes to.
     """
 
     def token_bytes(self, token_id: int) -> bytes:
-        """UTF-8 of a token within a text, which may be a part of a character; of a control token its name.
+        """Return the UTF-8 of a token within a text; for a control token, its name.
 
-        Empty for an id that is not a token.
+        The bytes may be a part of a character. They are empty for an id that is not a token.
         """
         ...
 
 
 class TokenModel(Protocol):
-    """A decoder-only model in this process. Loaded once, shared by requests; each opens a session of its own.
+    """A decoder-only model in this process.
 
-    `same_text`: checked on this machine, the logits of a position do not depend on how many tokens a `forward` of at
-    most `max_width` was given with it, nor on their values. Then one seed gives one text, with and without speculation.
-    It may become False, never True: a model may look at long contexts when the first answer gets there.
+    It is loaded once and shared by requests; each request opens its own session.
+
+    `same_text`: True if it was checked on this machine that the logits of a position depend neither
+    on the number of other tokens in a `forward` (up to `max_width`), nor on their values. Then one
+    seed gives one text, with and without speculation. It may become False, but never True again: a
+    model may check long contexts when the first answer gets there.
     """
 
     @property
@@ -155,7 +180,7 @@ class TokenModel(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
+        """The number of columns of the logits."""
         ...
 
     @property
@@ -163,14 +188,17 @@ class TokenModel(Protocol):
 
     @property
     def max_width(self) -> int:
-        """Most tokens that one verifying `forward` may be given."""
+        """The most tokens in one verifying `forward`."""
         ...
 
     @property
     def same_text(self) -> bool: ...
 
     def open(self, *, exact: bool = True) -> TokenSession:
-        """A new, empty key-value cache. `exact=False`: whatever is fastest, rows may depend on the width."""
+        """Open a new, empty key-value cache.
+
+        With `exact=False` the fastest computation is used, and rows may depend on the width.
+        """
         ...
 
 
@@ -179,14 +207,14 @@ class TokenSession(Protocol):
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
+        """The number of tokens in the cache."""
         ...
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
         """Append tokens; return the logits after each of the last `num_rows` of them.
 
-        [num_rows, vocab_size], float32, valid until the next call. Longer calls than `max_width` are prefill: they
-        are split as the model likes, and `num_rows` must be 1.
+        The result is [num_rows, vocab_size], float32, valid until the next call. Calls with more
+        than `max_width` tokens are prefill: the model may split them, and `num_rows` must be 1.
         """
         ...
 
@@ -199,45 +227,53 @@ class TokenSession(Protocol):
 
 @runtime_checkable
 class PrefixReusingSession(Protocol):
-    """A session that can begin with what an earlier one has left; optional beside `TokenSession`."""
+    """A session that can begin with the cache of an earlier one; optional beside `TokenSession`."""
 
     def reuse_prefix(self, token_ids: Sequence[int]) -> int:
-        """Take over a cache of the first tokens of a prompt, if there is one; how many need not be read any more.
+        """Take over a cache of the first tokens of a prompt, if there is one.
 
-        Called once, while the session is empty.
+        Returns the number of tokens that need not be read again. Called once, while the session is
+        empty.
         """
         ...
 
 
 @runtime_checkable
 class PassSharingSession(Protocol):
-    """A session whose passes may be joined with those of others; optional beside `TokenSession`."""
+    """A session whose forward passes may be shared with others.
+
+    Optional beside `TokenSession`.
+    """
 
     @property
     def forward_cost_s(self) -> float | None:
-        """Seconds of the last `forward`: its part of passes, without waiting. None: those that it took.
+        """Seconds of the last `forward`: its share of passes, without waiting, or None.
 
-        The lookahead weighs drafts by it. By the clock, a longer proposal costs nothing where others' are as long.
+        None means the elapsed time. The lookahead weighs drafts by this cost. Measured by the
+        clock, a longer proposal would cost nothing if other requests' proposals are as long.
         """
         ...
 
 
 @runtime_checkable
 class RequestAdmittingModel(Protocol):
-    """A token model that has room for so many requests at once; optional beside `TokenModel`."""
+    """A token model that limits the number of requests at once; optional beside `TokenModel`."""
 
     def admit_request(self) -> AbstractAsyncContextManager[None]:
-        """Wait for a place, first come, first served, and keep it while the context is open."""
+        """Wait for a place, first come, first served; keep it while the context is open."""
         ...
 
 
 class PassCosts(NamedTuple):
-    """What a pass of several tokens takes longer than one of a single token, in times of that.
+    """The extra time of a pass of several tokens, in units of a pass of one token.
 
-    `wide` however many they are, `per_token` for each token after the first: a pass of w takes
-    `1 + wide + per_token * (w - 1)`. `wide` may be below 0, where the first of several tokens costs little.
-    `deviations`: how far passes of 2, 3, … tokens are above that line, or below it (where kernels read several rows at
-    once, or passes are padded, costs go up in steps); empty: not at all.
+    A pass of w tokens takes `1 + wide + per_token * (w - 1)`.
+
+    `wide`: the cost of any pass of several tokens. It may be below 0, if the second token costs
+    little.
+    `per_token`: the cost of each token after the first.
+    `deviations`: the differences of passes of 2, 3, … tokens from that line. Costs go up in steps
+    if kernels read several rows at once, or passes are padded. Empty if there are none.
     """
 
     wide: float
@@ -247,20 +283,22 @@ class PassCosts(NamedTuple):
 
 @runtime_checkable
 class PassTimingModel(Protocol):
-    """A token model that has timed its passes, when it was loaded; optional beside `TokenModel`."""
+    """A token model that timed its passes when it was loaded; optional beside `TokenModel`."""
 
     @property
     def pass_costs(self) -> PassCosts | None:
-        """What lookahead begins with, before a decoder has measured it in answers; None: not known."""
+        """The costs that lookahead begins with, before a decoder has measured answers, or None."""
         ...
 
 
 class DraftToken(NamedTuple):
     """One drafted token.
 
-    `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `probs` is
-    the distribution that the token was drawn from ([vocab_size], sums to 1), None where it was not drawn but given:
-    all mass on the token. Rejection sampling keeps the target's distribution as far as that is true.
+    `confidence`: the draft's confidence in it, from 0 to 1, or None if it has none. It only steers
+    the lookahead.
+    `probs`: the distribution that the token was drawn from ([vocab_size], sums to 1). None if it
+    was given, not drawn: then all probability is on the token. Rejection sampling keeps the
+    target's distribution only if this is true.
     """
 
     token_id: int
@@ -269,7 +307,10 @@ class DraftToken(NamedTuple):
 
 
 class TokenSampler(Protocol):
-    """How a drafting model picks its token; the request's own sampling, so that draft and target agree often."""
+    """Picks a token of a drafting model.
+
+    It uses the request's own sampling, so that draft and target agree often.
+    """
 
     def __call__(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         """Pick the token after `context_ids` from its logits ([vocab_size])."""
@@ -277,14 +318,15 @@ class TokenSampler(Protocol):
 
 
 class TokenDraft(Protocol):
-    """Drafting for one request; used by one thread at a time."""
+    """A draft of token ids for one request; used by one thread at a time."""
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        """Yield guesses for the tokens that follow prompt and confirmed answer, one by one, for as long as asked.
+        """Yield guesses for the tokens that follow prompt and confirmed answer, one by one.
 
-        `context_ids` is read-only and grows with the answer: until `close` a draft may read there what became of its
-        guesses, and in `close` what the answer was. A token that was drawn must be yielded, whatever was drawn: to keep
-        it back because it is unlikely changes the distribution of the answer.
+        `context_ids` is read-only and grows with the answer. Until `close`, a draft may read there
+        which of its guesses were confirmed; in `close` it may read the whole answer. Every token
+        that was drawn must be yielded: leaving out an unlikely one changes the distribution of the
+        answer.
         """
         ...
 
@@ -293,24 +335,27 @@ class TokenDraft(Protocol):
 
 @runtime_checkable
 class SelfPacedTokenDraft(TokenDraft, Protocol):
-    """A draft that weighs by itself what a part of its drafting costs; optional beside `TokenDraft`."""
+    """A draft that accounts for a part of its cost itself; optional beside `TokenDraft`."""
 
     @property
     def self_paced_s(self) -> float:
-        """Seconds of the last proposal that the lookahead is not to count as the price of its tokens."""
+        """Seconds of the last proposal that the lookahead must not count as its tokens' cost."""
         ...
 
     def end_round(self, token_ids: Sequence[int], verify_s: float) -> None:
-        """A round has ended, with or without a proposal of this draft: its tokens, and the seconds of the target."""
+        """Report the end of a round, with or without a proposal of this draft.
+
+        `token_ids` are the round's tokens; `verify_s` are the seconds of the target.
+        """
         ...
 
 
 @runtime_checkable
 class TokenDrafter(Protocol):
-    """A draft that can propose token ids of a target's own vocabulary; optional beside `DraftProvider`."""
+    """A draft that can propose ids of a target's vocabulary; optional beside `DraftProvider`."""
 
     def token_draft_refusal(self, target: TokenModel) -> str | None:
-        """Why it cannot draft for this target; None: it can."""
+        """Return why it cannot draft for this target, or None if it can."""
         ...
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
@@ -320,17 +365,26 @@ class TokenDrafter(Protocol):
 
 @runtime_checkable
 class RequestAwareDrafter(Protocol):
-    """A token drafter that reads the texts of a request, not the prompt's ids alone; optional beside `TokenDrafter`."""
+    """A token drafter that reads a request's texts, not only the prompt's ids.
+
+    Optional beside `TokenDrafter`.
+    """
 
     def open_token_draft_for_request(
         self, request: ChatRequest, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
     ) -> TokenDraft:
-        """As `open_token_draft`, for an answer to `request`; called in its place where the request is known."""
+        """Begin drafting for an answer to `request`.
+
+        It is called in place of `open_token_draft` if the request is known.
+        """
         ...
 
 
 class DeviceRoundResult(NamedTuple):
-    """What came of a round on a device; `next_token_id` is the target's own after the accepted ones."""
+    """The result of a round on a device.
+
+    `next_token_id`: the target's own token after the accepted ones.
+    """
 
     drafted_ids: tuple[int, ...]
     num_accepted: int
@@ -340,26 +394,28 @@ class DeviceRoundResult(NamedTuple):
 
 
 class DeviceRoundRunner(Protocol):
-    """One request's rounds where the target lives, sampling and acceptance (`coupled`) included.
+    """One request's rounds on the target's device, with sampling and acceptance (`coupled`).
 
-    Used by one thread at a time; whoever opened it closes it. Every call raises what the target raises.
+    Used by one thread at a time; the code that opened it closes it. Every call raises the target's
+    errors.
     """
 
     @property
     def has_device_draft(self) -> bool:
-        """Whether a draft lives there, too."""
+        """True if a draft runs on the device, too."""
         ...
 
     @property
     def open_draft_s(self) -> float:
-        """Seconds of opening these rounds that the draft took, by this process's clock; 0 without one."""
+        """Seconds that opening the draft took, by this process's clock; 0 without a draft."""
         ...
 
     def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:
         """Draft and verify `lookahead` tokens.
 
-        At most `room` tokens may be drafted before the answer ends, so that the next round may begin before this one
-        is read; when it has, the next call must be this one, too, and gives that round.
+        At most `room` tokens may be drafted before the answer ends. So the next round may begin
+        before this one is read. If it has begun, the next call must be this one, too, and returns
+        that round.
         """
         ...
 
@@ -372,7 +428,7 @@ class DeviceRoundRunner(Protocol):
 
 @runtime_checkable
 class DeviceRoundModel(Protocol):
-    """A token model that can do whole rounds where it lives; optional beside `TokenModel`."""
+    """A token model that can run whole rounds on its device; optional beside `TokenModel`."""
 
     def open_rounds(
         self,
@@ -382,8 +438,9 @@ class DeviceRoundModel(Protocol):
         draft: TokenModel | None,
         cancelled: Callable[[], bool],
     ) -> DeviceRoundRunner | None:
-        """Rounds by coupled acceptance after a prompt, which is read now, with or without a draft on the device.
+        """Open rounds by coupled acceptance after a prompt, which is read now.
 
-        A draft that fails is left out. None where the model has no use for them here, or once `cancelled` says so.
+        They run with or without a draft on the device; a draft that fails is left out. Returns None
+        if the model cannot use them here, or once `cancelled` returns True.
         """
         ...

@@ -1,4 +1,4 @@
-"""The tools of a request: names, schemas, which must be called, and what of an answer is held to a form."""
+"""The tools of a request: names, schemas, and constraints on the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["Tool", "ToolUse", "find_constrained_part", "find_message_parts", "pa
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call; `parameters` is a JSON schema. `is_strict`: calls are held to it."""
+    """A function that a model may call; `parameters` is a JSON schema.
+
+    `is_strict`: calls must match the schema.
+    """
 
     name: str
     parameters: Mapping[str, Any]
@@ -25,10 +28,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of tools.
+    """The tools of a request, and how they may be used.
 
-    `must_call`: the answer is a call, of any of `tools`: only the one that was named, where one was.
-    `max_calls`: None: as many as the model likes.
+    `must_call`: the answer must be a call of one of `tools`. If one tool was named, `tools` has
+    only that.
+    `max_calls`: the most calls in an answer, or None if there is no limit.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -37,17 +41,20 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of its tools."""
+        """The names of the tools."""
         return frozenset(tool.name for tool in self.tools)
 
     @property
     def is_constrained(self) -> bool:
-        """Whether a grammar must hold the answer to it."""
+        """True if a grammar must constrain the answer."""
         return self.must_call or any(tool.is_strict for tool in self.tools)
 
 
 def parse_tool_use(request: ChatRequest) -> ToolUse:
-    """The tools of a request, in OpenAI's form; raises InvalidRequestError naming the field that is wrong."""
+    """Parse the tools of a request, in OpenAI's form.
+
+    Raises InvalidRequestError naming the field that is wrong.
+    """
     tools = tuple(_parse_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools))
     choice = request.tool_choice
     fields = _as_mapping_or_empty(choice)
@@ -59,7 +66,7 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
     if choice == "none":
         return ToolUse()
     if not tools:
-        raise InvalidRequestError(f"tool_choice is {choice!r}, and the request has no tools")
+        raise InvalidRequestError(f"tool_choice is {choice!r}, and the request has no tools; add tools")
     if choice in ("required", "any"):
         return ToolUse(tools, must_call=True, max_calls=max_calls)
     name = _parse_chosen_tool_name(choice)
@@ -70,7 +77,10 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
 
 
 def find_constrained_part(request: ChatRequest) -> Literal["calls", "answer"] | None:
-    """What a server's decoding is constrained in: calls alone, all of the answer but its reasoning, or nothing."""
+    """Return the part of an answer that a server's decoding constrains, or None.
+
+    The part is `calls`, or `answer` for all of the answer but its reasoning.
+    """
     if prevents_multi_call_answer("response_format", request.response_format or None):
         return "answer"
     try:
@@ -83,7 +93,10 @@ def find_constrained_part(request: ChatRequest) -> Literal["calls", "answer"] | 
 
 
 def find_message_parts(request: ChatRequest, *, separates_reasoning: bool) -> frozenset[MessagePart]:
-    """What an answer may have beside text, of a target that takes reasoning out of its answers or does not."""
+    """Return the parts beside text that a target's answer may have.
+
+    `separates_reasoning`: the target's server removes reasoning from the text of answers.
+    """
     may_have: dict[MessagePart, bool] = {
         "tool_calls": bool(request.tools),
         "reasoning": separates_reasoning and not request.raw,
@@ -93,7 +106,10 @@ def find_message_parts(request: ChatRequest, *, separates_reasoning: bool) -> fr
 
 
 def _parse_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
-    """The mode and the tools of OpenAI's `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`."""
+    """Return mode and tools of OpenAI's `tool_choice` of type `allowed_tools`.
+
+    Its form is `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`.
+    """
     allowed = _as_mapping_or_empty(choice.get("allowed_tools"))
     mode, listed = allowed.get("mode"), allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(listed, Sequence) or not listed:
@@ -105,7 +121,7 @@ def _parse_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> 
 
 
 def _as_mapping_or_empty(value: object) -> Mapping[str, Any]:
-    """An object as it is, anything else as an empty one."""
+    """Return a mapping as it is, an empty one for anything else."""
     empty: Mapping[str, Any] = {}
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else empty
 
@@ -116,7 +132,7 @@ def _parse_tool(tool: object, where: str) -> Tool:
     fields = cast("Mapping[str, Any]", tool)
     kind = fields.get("type", "function")
     if kind != "function":
-        raise InvalidRequestError(f"{where} is of type {kind!r}; a model in this process takes functions alone")
+        raise InvalidRequestError(f"{where} is of type {kind!r}; a model in this process takes only functions")
     function = fields.get("function")
     if not isinstance(function, Mapping):
         found = "missing" if function is None else f"of type {type(function).__name__}"
@@ -131,7 +147,7 @@ def _parse_tool(tool: object, where: str) -> Tool:
 
 
 def _parse_chosen_tool_name(choice: object) -> str:
-    """The name in OpenAI's `{"type": "function", "function": {"name": …}}`."""
+    """Return the name in OpenAI's `{"type": "function", "function": {"name": …}}`."""
     function: object = cast("Mapping[str, Any]", choice).get("function") if isinstance(choice, Mapping) else None
     name: object = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):

@@ -1,12 +1,12 @@
-"""Parts of a server's answer: counts, usage, how it ended, and what this library does not read. Pure.
+"""Parts of a server's answer: counts, usage, finish reasons, and unread details. Pure.
 
-For how an answer ended OpenAI has five words; servers and gateways add their own, or pass on those of the model's
-vendor. Upper and lower case, blanks, hyphens and underscores make no difference: `MAX_TOKENS`, `maxTokens` and
-`max-tokens` are one word.
+OpenAI has five finish reasons. Servers and gateways add their own, or pass on those of the model's
+vendor. Upper and lower case, blanks, hyphens and underscores make no difference: `MAX_TOKENS`,
+`maxTokens` and `max-tokens` are the same.
 
-A word that is in none of these lists is read as `length`. The text is there, and nobody says that it is all of it: as
-`stop` an agent would take half an answer for a whole one, and as a failure every answer of a server with a new word
-would be asked for again, and lost.
+An unknown finish reason is read as `length`. The text is there, but it may be incomplete. Read as
+`stop`, half an answer would look complete to an agent. Read as a failure, every answer of a server
+with a new finish reason would be retried and lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ __all__ = [
 
 
 class BrokenAnswerError(ValueError):
-    """A server's answer has broken off, or cannot be read; the message says how, and belongs behind the server's name.
+    """A server's answer has broken off, or cannot be read.
 
-    `reported` is the error object of the server, where it sent one. `is_transient`: the same request may succeed later.
+    The message says how; put the server's name in front of it.
+
+    `reported`: the server's error object, or None if it sent none.
+    `is_transient`: True if the same request may succeed later.
     """
 
     def __init__(self, message: str, *, reported: object = None, is_transient: bool = False) -> None:
@@ -43,7 +46,10 @@ class BrokenAnswerError(ValueError):
 
 
 def read_token_count(value: object) -> int | None:
-    """An integer from 0 to 2**53, also one with a point (`5.0`); None for anything else, true and false among it."""
+    """Return an integer from 0 to 2**53, or None for any other value.
+
+    A float such as `5.0` is accepted, a boolean is not.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_INT:
@@ -82,7 +88,8 @@ _WORDS: Final[Mapping[ReadFinishReason, str]] = {
         unexpected_tool_call too_many_tool_calls invalid_function_call missing_thought_signature
     """,
 }
-_NOT_ENDED: Final = frozenset({"null", "none", "notfinished"})  # DashScope and watsonx, before the end
+# DashScope and watsonx send these before the end
+_NOT_ENDED: Final = frozenset({"null", "none", "notfinished"})
 _SEPARATORS: Final = re.compile(r"[\s_-]+")
 _REASONS: Final[Mapping[str, ReadFinishReason]] = {
     word.replace("_", ""): reason for reason, words in _WORDS.items() for word in words.split()
@@ -90,7 +97,10 @@ _REASONS: Final[Mapping[str, ReadFinishReason]] = {
 
 
 def read_finish_reason(word: object) -> ReadFinishReason | None:
-    """What a `finish_reason` means; None where it says nothing (null, an empty text), `failed` where it broke off."""
+    """Return the meaning of a server's `finish_reason`.
+
+    Returns None if it says nothing (null, an empty text), and `failed` if the answer broke off.
+    """
     if not word:
         return None
     if not isinstance(word, str):
@@ -101,7 +111,7 @@ def read_finish_reason(word: object) -> ReadFinishReason | None:
 
 _Path: TypeAlias = tuple[str, ...]
 
-# Where servers tell these counts; the first that is one stands
+# The fields in which servers report these counts; the first valid one is used
 _CACHED: Final[tuple[_Path, ...]] = (
     ("prompt_tokens_details", "cached_tokens"),
     ("prompt_cache_hit_tokens",),  # DeepSeek
@@ -123,10 +133,10 @@ _EMPTY: Final[Mapping[str, Any]] = {}
 
 
 def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
-    """The token counts of a chunk; None where it has none that can be used.
+    """Return the token counts of a chunk, or None if it has no usable ones.
 
-    Those of the prompt and the answer must be counts (one follows from the total). Details that are none, or more than
-    what they are a part of, are left out.
+    The counts of prompt and answer must be valid (one of them can follow from the total). Details
+    that are not counts, or exceed the whole, are left out.
     """
     counts = _as_object_or_empty(chunk.get("usage"))
     num_input, num_output, total = (
@@ -134,12 +144,14 @@ def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
     )
     if num_output is None and counts.get("completion_tokens") is None and None not in (num_input, total):
         num_output = max(0, cast("int", total) - cast("int", num_input))
-    if num_input is None or num_output is None or not (num_input or num_output):  # all 0: it does not count
+    # all 0: the server does not count
+    if num_input is None or num_output is None or not (num_input or num_output):
         return None
     answer = _as_object_or_empty(counts.get("completion_tokens_details"))
     num_rejected = _limit(read_token_count(answer.get("rejected_prediction_tokens")), num_output)
     num_cached = _limit(_find_count(counts, _CACHED), num_input)
-    num_thought = max(num_output, (total or 0) - num_input)  # some servers leave reasoning out of the answer's tokens
+    # some servers leave reasoning out of the answer's tokens
+    num_thought = max(num_output, (total or 0) - num_input)
     return Usage(
         input_tokens=num_input,
         output_tokens=num_output,
@@ -148,12 +160,15 @@ def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
         reasoning_tokens=_limit(_find_count(counts, _REASONING), num_thought),
         accepted_prediction_tokens=_limit(read_token_count(answer.get("accepted_prediction_tokens")), num_output),
         rejected_prediction_tokens=num_rejected,
-        cancelled_output_tokens=num_rejected,  # which are counted as output
+        cancelled_output_tokens=num_rejected,  # the server counts them as output
     )
 
 
 def clean_usage(chunk: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `usage` of a chunk without what is no count, for those who read it as it is; None as by `parse_usage`."""
+    """Return the `usage` of a chunk without invalid counts, for clients that read it directly.
+
+    Returns None if `parse_usage` does.
+    """
     parsed = parse_usage(chunk)
     if parsed is None:
         return None
@@ -164,7 +179,7 @@ def clean_usage(chunk: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _drop_wrong_counts(fields: Mapping[str, Any], *, are_details: bool = False) -> dict[str, Any]:
-    """The fields of a usage without what is no count, where one is meant; details are numbers alone."""
+    """Drop values that should be counts and are not; details keep only numbers."""
     cleaned: dict[str, Any] = {}
     for name, value in fields.items():
         has_details, is_count = name.endswith("_details"), name.endswith(("_tokens", "_token_count"))
@@ -184,7 +199,7 @@ def _drop_wrong_counts(fields: Mapping[str, Any], *, are_details: bool = False) 
 
 
 def _find_count(counts: Mapping[str, Any], paths: tuple[_Path, ...]) -> int | None:
-    """The first of several that is a count, and not 0."""
+    """Return the first of several fields that is a count other than 0."""
     for *outer, name in paths:
         fields = counts
         for field in outer:
@@ -195,7 +210,7 @@ def _find_count(counts: Mapping[str, Any], paths: tuple[_Path, ...]) -> int | No
 
 
 def _limit(count: int | None, whole: int) -> int:
-    """A count of a part; 0 for one that is more than the whole, which nobody can believe."""
+    """Return the count of a part, or 0 if it exceeds the whole."""
     return count if count is not None and count <= whole else 0
 
 
@@ -205,17 +220,17 @@ def _as_object_or_empty(value: object) -> Mapping[str, Any]:
 
 Json: TypeAlias = dict[str, Any]
 
-_JOINED_FIELDS: Final = ("arguments", "data", "transcript")  # of an object: texts that come in pieces
+_JOINED_FIELDS: Final = ("arguments", "data", "transcript")  # texts that come in pieces
 
 
 def merge_detail(message: Json, detail: Mapping[str, Any]) -> None:
-    """Add a piece to a message: lists and texts grow, objects get what is new."""
+    """Add a piece to a message: lists and texts grow, objects gain fields."""
     for name, value in detail.items():
         message[name] = merge_detail_value(message.get(name), value)
 
 
 def merge_detail_value(merged: object, value: object) -> object:
-    """A field of a message with one more piece of it."""
+    """Return a field of a message with one more piece of it."""
     if isinstance(merged, str) and isinstance(value, str):
         return merged + value
     if isinstance(merged, list) and isinstance(value, list):

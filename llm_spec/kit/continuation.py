@@ -1,19 +1,24 @@
-"""Whether a server goes on from an assistant's text: found out by trying, once for each provider.
+"""Tests if a server continues an assistant's text, once for each provider.
 
-A server that ignores the mark of a continuation (an older build, a proxy in between) begins a new answer. Behind the
-beginning of an answer its text would come twice. So before any text is continued, two short requests are made:
+A server that ignores the mark of a continuation (an older build, a proxy in between) begins a new
+answer. After the beginning of an answer, its text would appear twice. So before any text is
+continued, two short requests are made:
 
 1. a simple question, answered greedily;
-2. the same question with a beginning of that answer to go on from, which ends inside a word: "Monday, Tuesday, Wednes".
+2. the same question with a beginning of that answer to continue, cut inside a word: "Monday,
+   Tuesday, Wednes".
 
-The server is believed if the rest of the word comes. Whatever else it does begins with a whole word: the same answer
-again, the given beginning again, or a new turn after a finished one. (At a space it could not be told: after "one, two,
-three," a new turn may be " four" as well.) Little is asked of the model, since it has written that word itself; where
-it wrote it in several tokens the cut is between two of them, so that the beginning has the same tokens. One that fails
-the test all the same is not believed: its broken answers end in an error, and it is not raced by text.
+The server passes if the rest of the word follows. Any other behaviour begins with a whole word: the
+same answer again, the given beginning again, or a new turn after a finished one. (A cut at a space
+would not tell: after "one, two, three," a new turn may be " four" as well.) This is easy for the
+model, since it has written that word itself. If it wrote the word in several tokens, the cut is
+between two of them, so that the beginning has the same tokens. A server that continues text but
+fails the test is treated as one that does not: its broken answers end in an error, and it is not
+raced by text.
 
-The given beginning has more words than the second answer may have tokens, and no token holds two words. So where the
-dialect removes a repeated beginning, an answer that begins anew ends before it could be taken for one that goes on.
+The given beginning has more words than the second answer may have tokens, and no token holds two
+words. So if the dialect removes a repeated beginning, an answer that starts anew ends before it
+could look like a continuation.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ _PATIENCE_S: Final = 30.0
 
 
 class ContinuationTest:
-    """Tries whether `stream` goes on from `ChatRequest.prefix`; the first answer counts from then on."""
+    """Tests if `stream` continues `ChatRequest.prefix`; the first result is kept."""
 
     def __init__(self, name: str, stream: Stream) -> None:
         self._name = name
@@ -49,7 +54,10 @@ class ContinuationTest:
         self._can_continue: bool | None = None
 
     async def can_continue(self) -> bool:
-        """Whether it does; raises TransientError, and has found out nothing, where the server cannot answer now."""
+        """Return True if it continues; raise TransientError if the server cannot answer now.
+
+        After an error nothing is known, and the next call tests again.
+        """
         if self._can_continue is None:
             self._can_continue = await self._run_test_in_time()
         return self._can_continue
@@ -63,12 +71,15 @@ class ContinuationTest:
             )
         except TransientError:
             raise
-        except Exception:  # noqa: BLE001 - whatever the server does instead, it does not go on
+        except Exception:  # noqa: BLE001 - whatever the server does instead, it does not continue
             return False
 
 
 class _WordSplit(NamedTuple):
-    """A text cut in two inside a word; `rest` is the rest of it. `is_server_boundary`: the server cut it there, too."""
+    """A text cut in two inside a word; `rest` is the rest of the word.
+
+    `is_server_boundary`: the server's own pieces end there, too.
+    """
 
     prefix: str
     rest: str
@@ -86,13 +97,13 @@ async def _does_stream_continue_prefix(stream: Stream) -> bool:
 
 
 def _find_word_split(pieces: Sequence[str]) -> _WordSplit | None:
-    """The best place inside a word that is far enough from the beginning; None: there is none."""
+    """Return the best cut inside a word that is far enough from the beginning, or None."""
     text = "".join(pieces)
     seams = frozenset(accumulate(map(len, pieces)))
     cuts: list[_WordSplit] = []
     for word in _WORD.finditer(text):
         if word.end() == len(text):
-            break  # it may be the token limit that ended it
+            break  # the token limit may have cut this word
         inside = range(word.start() + 1, word.end() - 1)
         for at in seams.intersection(inside) or [inside[len(inside) // 2]]:
             cut = _WordSplit(text[:at], text[at : word.end()], at in seams)

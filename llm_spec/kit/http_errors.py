@@ -1,7 +1,7 @@
-"""What a server's refusal means: from an HTTP status and its headers to an error of this library. Pure.
+"""Translates a server's refusal, from its HTTP status and headers, to this library's errors. Pure.
 
-Honoured are `x-should-retry` and `retry-after-ms`, which OpenAI and Anthropic send, and `Retry-After` in seconds or as
-a date (RFC 9110, section 10.2.3).
+It honours `x-should-retry` and `retry-after-ms`, which OpenAI and Anthropic send, and `Retry-After`
+in seconds or as a date (RFC 9110, section 10.2.3).
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ __all__ = [
 
 _INVALID_STATUSES: Final = frozenset({400, 413, 422})
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
-_STATUS_BY_ERROR_TYPE: Final[
-    Mapping[str, int]
-] = {  # of the codes and types of errors in a stream, whose own status was good
+# Codes and types of errors inside a stream, which itself began with status 200
+_STATUS_BY_ERROR_TYPE: Final[Mapping[str, int]] = {
     "api_error": 500,
     "authentication_error": 401,
     "badrequesterror": 400,  # vLLM, SGLang
@@ -59,7 +58,8 @@ _STATUS_BY_ERROR_TYPE: Final[
     "timeout_error": 504,
     "unavailable": 503,
     "validation": 422,  # TGI
-    "40301": 404,  # FastChat: the model, a parameter, the context; its other codes begin with their status
+    # FastChat: the model, a parameter, the context; its other codes begin with their status
+    "40301": 404,
     "40302": 400,
     "40303": 400,
 }
@@ -73,16 +73,18 @@ _CANONICAL_CODES: Final[Mapping[str, str]] = {
     "prompt_too_long": _CONTEXT_CODE,
 }
 _N: Final = r"~?\d[\d,.]*"
-# How servers begin the message of a prompt that is too long. Whole forms from the first word on, with their numbers:
-# a message that quotes what a user wrote does not begin with it.
+# Beginnings of servers' messages about a prompt that is too long. The forms match from the first
+# word on, with their numbers, so that a message that quotes a user's text does not match.
 _CONTEXT_FORMS: Final = re.compile(
     r"(?:litellm\.)?(?:ContextWindowExceededError: )?(?:litellm\.BadRequestError: )?(?:\w+Exception - )?"
     r"(?:Error code: 400 - )?(?:Input validation error: )?(?:Invalid request: )?(?:"
     + "|".join(
         form.replace("<n>", _N)
         for form in (
-            r"This (?:model|endpoint)'s maximum (?:context|prompt) length is <n>",  # OpenAI, vLLM, DeepSeek, xAI
-            r"The (?:decoder|encoder|engine)? ?prompt \((?:total )?length <n>\) (?:is longer|exceeds)",  # vLLM
+            # OpenAI, vLLM, DeepSeek, xAI
+            r"This (?:model|endpoint)'s maximum (?:context|prompt) length is <n>",
+            # vLLM
+            r"The (?:decoder|encoder|engine)? ?prompt \((?:total )?length <n>\) (?:is longer|exceeds)",
             r"Input length \(<n>(?: tokens)?\) (?:exceeds|is longer than)",  # vLLM, SGLang
             r"The input \(<n> tokens\) is longer than the model's context length",  # SGLang
             r"Requested token count exceeds the model's maximum context length",  # SGLang
@@ -99,12 +101,15 @@ _CONTEXT_FORMS: Final = re.compile(
             r"Cannot truncate prompt with n_keep",
             r"Requested tokens \(<n>\) exceed context window of <n>",  # llama-cpp-python
             r"Prompt contains <n> tokens(?: and <n> draft tokens)?, too large for model",  # Mistral
-            r"Prompt (?:length|with) \(?<n>\)?.{0,40}?(?:exceeds|is greater than)",  # TabbyAPI, TensorRT-LLM
+            # TabbyAPI, TensorRT-LLM
+            r"Prompt (?:length|with) \(?<n>\)?.{0,40}?(?:exceeds|is greater than)",
             r"Please reduce the length of the messages or completion",  # Groq, Cerebras
-            r"The input token count(?: \(<n>\))? exceeds the maximum number of tokens allowed",  # Gemini
+            # Gemini
+            r"The input token count(?: \(<n>\))? exceeds the maximum number of tokens allowed",
             r"Input is too long for requested model",  # Bedrock
             r"too many tokens: ",  # Cohere
-            r"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of input length should be \[",  # Qwen
+            # Qwen
+            r"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of input length should be \[",
             r"Your request exceeded model token limit",  # Moonshot
             r"Prompt exceeds max length",  # Zhipu
         )
@@ -112,14 +117,17 @@ _CONTEXT_FORMS: Final = re.compile(
     + ")",
     re.IGNORECASE,
 )
-_CODE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # a number is only the status again
+_CODE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # a number would only repeat the status
 _PARAM_PATTERN: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,127}")
 _MIN_SECRET_LENGTH: Final = 8
 _MAX_LOCATION_CHARS: Final = 200
 
 
 def mask_secrets(text: str, *secrets: str | None) -> str:
-    """A text without these keys. A key of fewer than 8 characters stays: it could be part of any word."""
+    """Return a text with these keys masked.
+
+    A key of fewer than 8 characters stays: it could be part of any word.
+    """
     for secret in secrets:
         if secret is not None and len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, "***")
@@ -129,10 +137,10 @@ def mask_secrets(text: str, *secrets: str | None) -> str:
 def get_status_advice(
     status: int, headers: Mapping[str, str], *, key_variable: str | None, has_credentials: bool = False
 ) -> str:
-    """What to do about a status, to end its error with; "" where that is not known.
+    """Return what to do about a status, for the end of its error, or "" if that is unknown.
 
-    `headers` are looked up in lower case: of a redirect, they say where it leads. `has_credentials`: the address has a
-    user and a password, which are sent in place of a key.
+    `headers`: looked up in lower case; those of a redirect name its destination.
+    `has_credentials`: the address has a user and a password, which are sent in place of a key.
     """
     if status in (401, 403):
         return (
@@ -151,10 +159,13 @@ def get_status_advice(
 def make_status_error(
     status: int, headers: Mapping[str, str], message: str, *, reported: object = None
 ) -> LlmSpecError:
-    """The error for a response that is none: InvalidRequestError, TransientError (ask again later) or TargetError.
+    """Return the error for a response without an answer.
 
-    `headers` are looked up in lower case; `message` is the whole text of the error. `reported` is the server's error
-    object, if it sent one: it has the `code` and `param`.
+    It is InvalidRequestError, TransientError (try again later) or TargetError.
+
+    `headers`: looked up in lower case.
+    `message`: the whole text of the error.
+    `reported`: the server's error object, if it sent one. `code` and `param` come from it.
     """
     error = _choose_status_error(status, headers, message)
     error.status = status
@@ -167,8 +178,11 @@ def make_status_error(
 
 
 def _read_code_and_param(reported: Mapping[str, object]) -> tuple[str | None, str | None]:
-    """The code and the parameter that an error object names: words alone, as other texts may quote anything."""
-    details = reported.get("details")  # where Anthropic has its codes
+    """Return the code and the parameter that an error object names.
+
+    Only single words are accepted, since longer texts may quote a prompt.
+    """
+    details = reported.get("details")  # Anthropic's codes are in it
     named = cast("Mapping[str, object]", details).get("error_code") if isinstance(details, Mapping) else None
     kind, number = str(reported.get("type")), str(reported.get("code") or reported.get("error_code"))
     for code in (_CANONICAL_CODES.get(kind), _CANONICAL_CODES.get(number), named, reported.get("code")):
@@ -181,10 +195,11 @@ def _read_code_and_param(reported: Mapping[str, object]) -> tuple[str | None, st
 
 
 def find_reported_error(answer: Mapping[str, object]) -> object:
-    """What a server reports in place of an answer, or of a piece of one; None: it reports nothing.
+    """Return the error that a server reports in place of an answer or a chunk, or None.
 
-    Most say `error`. Others send the fields of one error as they are (vLLM's `object: error`), a text with an
-    `error_code` (FastChat), or what their web framework says (`detail`): each has a message, and no choices.
+    Most servers send `error`. Others send the fields of one error at the top level (vLLM's `object:
+    error`), a text with an `error_code` (FastChat), or the error of their web framework (`detail`).
+    Each of these has a message, and no choices.
     """
     if error := answer.get("error"):
         return error
@@ -206,7 +221,7 @@ def find_reported_error(answer: Mapping[str, object]) -> object:
 
 
 def get_error_words(error: object) -> str:
-    """A server's own words, in whichever of the usual forms they come."""
+    """Return the text of a server's error, in any of the usual forms."""
     if not isinstance(error, Mapping):
         return "" if error is None else str(error)
     fields = cast("Mapping[str, object]", error)
@@ -229,9 +244,10 @@ def _choose_status_error(status: int, headers: Mapping[str, str], message: str) 
 
 
 def read_stream_error_status(error: object) -> int:
-    """The HTTP status that an error object inside a stream would have had; 500 where it does not say.
+    """Return the HTTP status of an error object inside a stream; 500 if it has none.
 
-    Gateways such as OpenRouter send the status itself as `code`, OpenAI sends words as `code` and `type`.
+    Gateways such as OpenRouter send the status itself as `code`; OpenAI sends words as `code` and
+    `type`.
     """
     if not isinstance(error, Mapping):
         return _UNKNOWN_STATUS
@@ -247,7 +263,10 @@ def read_stream_error_status(error: object) -> int:
 
 
 def read_retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds to wait before asking again, if the server says so in a form that can be read; never negative."""
+    """Return the seconds to wait before a retry, never negative.
+
+    Returns None if the server does not say, or in a form that cannot be read.
+    """
     retry_after = headers.get("retry-after", "")
     for text, unit_s in ((headers.get("retry-after-ms", ""), 1e-3), (retry_after, 1.0)):
         try:

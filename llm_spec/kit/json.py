@@ -1,4 +1,4 @@
-"""JSON (RFC 8259) to values and back: by orjson where it is installed, in a quarter of the time or less."""
+"""JSON (RFC 8259) by orjson if it is installed, in a quarter of the time or less."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ else:
     _loads, _dumps = orjson.loads, orjson.dumps
 
 _to_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_HALF: Final = "\\ud"  # how the escape of half a character begins in lower case, as the encoder writes it
+_HALF: Final = "\\ud"  # begins the escape of half a character; the encoder writes lower case
 
 
 def loads(data: str | bytes) -> Any:
-    """The value of a text; raises ValueError if it is not valid JSON.
+    """Parse a text; raise ValueError if it is not valid JSON.
 
-    Servers' NaN, Infinity and halves of characters are taken. An integer of over 64 bits may become a float.
+    NaN, Infinity and halves of characters, which some servers send, are accepted. An integer of
+    over 64 bits may become a float.
     """
     try:
         return _loads(data)
@@ -37,26 +38,26 @@ def loads(data: str | bytes) -> Any:
 
 
 def dumps(value: object) -> bytes:
-    """A value's text in UTF-8, without spaces; raises TypeError for what JSON has no words for.
+    """Encode a value in UTF-8, without spaces; raise TypeError if JSON cannot express it.
 
-    What is written is always JSON that every reader takes: NaN and infinities are null, and halves of characters, which
-    UTF-8 has no bytes for, are joined or U+FFFD.
+    Every reader accepts the output: NaN and infinities become null. Halves of characters, which
+    UTF-8 cannot encode, are joined or become U+FFFD.
     """
     if _dumps is not None:
         try:
             return _dumps(value)
-        except TypeError:  # also for integers of over 64 bits and halves of characters
+        except TypeError:  # orjson raises it for long integers and halves of characters, too
             pass
     return dumps_ascii(value)
 
 
 def dumps_ascii(value: object) -> bytes:
-    """As `dumps`, in ASCII: for readers that cut lines also at U+0085 or U+2028."""
+    """Encode like `dumps`, in ASCII: for readers that also break lines at U+0085 or U+2028."""
     try:
         text = _to_text(value)
     except ValueError:
         text = _to_text(_replace_numbers_that_are_none(value))
-    if _HALF in text:  # which may be of a whole character, too
+    if _HALF in text:  # it may also belong to a whole character
         text = mend_escapes(text)
     return text.encode()
 

@@ -1,4 +1,4 @@
-"""TokenModelProvider: what every provider of a model in this process does."""
+"""TokenModelProvider: the base of all providers of a model in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ ModelT = TypeVar("ModelT", bound=TokenModel)
 
 
 class TokenModelProvider(Generic[ModelT]):
-    """An `LlmProvider` that answers with a token model, in a worker thread. `aclose` ends its answers."""
+    """An `LlmProvider` that answers with a token model, in a worker thread.
+
+    `aclose` ends its answers.
+    """
 
     def __init__(self, model: ModelT) -> None:
         tokenizer = model.tokenizer
@@ -48,5 +51,5 @@ class TokenModelProvider(Generic[ModelT]):
         return await complete_from_stream(self, request)
 
     async def aclose(self) -> None:
-        """End its answers; the model's memory goes with the last reference to it."""
+        """End all answers; the model's memory is freed with the last reference to it."""
         await self._calls.aclose()

@@ -1,4 +1,4 @@
-"""Options of a model in this process, as a model's string has them after a question mark."""
+"""Options of a model in this process, after the question mark of the model's string."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["parse_query_options"]
 
 
 def parse_query_options(provider: str, query: str, options_type: type) -> Any:
-    """The options of `query`, each in the type that `options_type`, a TypedDict, gives it.
+    """Return the options of `query`, in the types that `options_type`, a TypedDict, declares.
 
-    Raises ConfigError for an option that it does not have, and a value of another type.
+    Raises ConfigError for an unknown option or a value of another type.
     """
     types = get_type_hints(options_type)
     options: dict[str, Any] = {}

@@ -1,9 +1,10 @@
-"""The calls under way of something that can be closed: each ends with one error when it is.
+"""The running calls of an object that can be closed: closing it ends each of them with one error.
 
-To close connections is not enough. aiohttp wakes nobody who waits for a response of a session that is closed, and a
-model in a thread has no connection. So a task that waits is cancelled, as `asyncio.timeout` does it, and gets
-ClosedError in place of that; a response that has come is closed, which wakes whoever reads it. One that is busy
-elsewhere gets the error where it comes back for more.
+Closing connections is not enough. aiohttp wakes nobody who waits for a response of a closed
+session, and a model in a thread has no connection. So a waiting task is cancelled, as
+`asyncio.timeout` does it, and gets ClosedError in place of the cancellation. A response that has
+arrived is closed, which wakes its reader. A reader that is busy elsewhere gets the error when it
+asks for more.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = ["OpenCall", "OpenCalls"]
 
 T = TypeVar("T")
 
-_END_S: Final = 10.0  # how long `aclose` waits for what it has ended
+_END_S: Final = 10.0  # `aclose` waits so long for the calls that it ends
 
 
 class Closable(Protocol):
-    """A response; closing it wakes whoever reads it."""
+    """A response; closing it wakes its reader."""
 
     def close(self) -> Awaitable[None] | None: ...
 
@@ -37,9 +38,9 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class OpenCalls:
-    """The calls of `name` that are under way. `aclose` ends them, and none can be opened any more.
+    """The running calls of `name`. `aclose` ends them; afterwards none can be opened.
 
-    Those of its children are closed with it. Safe to use from several threads and event loops.
+    The calls of its children are closed with it. Safe to use from several threads and event loops.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,12 +48,13 @@ class OpenCalls:
         self._name: Final = name
         self.under_way: Final[set[OpenCall]] = set()
         self._responses: Final[dict[weakref.ref[Any], asyncio.AbstractEventLoop]] = {}
-        self._lock: Final = threading.Lock()  # for the children: they cannot be listed while that changes
+        self._lock: Final = threading.Lock()  # a WeakSet cannot be listed while it changes
         self._children: Final[weakref.WeakSet[OpenCalls]] = weakref.WeakSet()
-        self._closing: Final[set[asyncio.Task[None]]] = set()  # an event loop itself does not keep its tasks
+        # keeps the tasks alive: an event loop has only weak references to them
+        self._closing: Final[set[asyncio.Task[None]]] = set()
 
     def make_child(self, name: str) -> OpenCalls:
-        """Calls that end with these, and can be ended alone."""
+        """Return calls that end with these, and can also be ended alone."""
         child = OpenCalls(name)
         with self._lock:
             self._children.add(child)
@@ -60,17 +62,21 @@ class OpenCalls:
         return child
 
     def open_call(self) -> OpenCall:
-        """One call, for `with`; that raises ClosedError once these are closed."""
+        """Return the context of one call.
+
+        Entering it raises ClosedError if these calls are closed.
+        """
         return OpenCall(self)
 
     def add_response(self, response: ClosableT) -> ClosableT:
-        """Have a response closed with these, and give it back. Whoever opened it closes it otherwise.
+        """Register a response to be closed with these calls, and return it.
 
-        Raises ClosedError where these were closed meanwhile, by another thread.
+        The code that opened it still closes it otherwise. Raises ClosedError if another thread has
+        closed these calls in the meantime.
         """
         responses = self._responses
         responses[weakref.ref(response, responses.pop)] = asyncio.get_running_loop()
-        if self.is_closed:  # after it can be found
+        if self.is_closed:  # checked after registering: another thread may be closing
             self._close_on_its_loop(response)
             raise self.make_ended_error()
         return response
@@ -79,7 +85,7 @@ class OpenCalls:
     async def end_when_closed(
         self, opened: AbstractAsyncContextManager[AsyncIterator[T]]
     ) -> AsyncGenerator[AsyncIterator[T]]:
-        """The same stream, which ends with ClosedError where these are closed."""
+        """Return the same stream, which ends with ClosedError if these calls are closed."""
         async with AsyncExitStack() as stack:
             with self.open_call():
                 items = await stack.enter_async_context(opened)
@@ -87,19 +93,23 @@ class OpenCalls:
             yield await stack.enter_async_context(aclosing(call.attach(_iterate_until_closed(call, items))))
 
     def check_open(self) -> None:
-        """Raise ClosedError once these are closed."""
+        """Raise ClosedError if these calls are closed."""
         if self.is_closed:
             raise ClosedError(f"{self._name} is closed; make another")
 
     def make_ended_error(self, partial_text: str = "") -> ClosedError:
-        """The error of a call that was under way."""
+        """Return the error of a call that was running."""
         return ClosedError(f"{self._name} was closed while it answered; make another", partial_text=partial_text)
 
     async def aclose(self) -> None:
-        """End all of them, each on its own event loop, and wait for those of this one; twice is harmless."""
+        """End all calls, each on its own event loop, and wait for those of this loop.
+
+        Calling it twice is harmless.
+        """
         loop, ended = get_asyncio_loop(), list[asyncio.Future[None]]()
         self.is_closed = True
-        for _ in range(2):  # a generator that its reader dropped is closed by a task that the event loop makes now
+        # the event loop makes a task now for each generator that its reader has dropped
+        for _ in range(2):
             await asyncio.sleep(0)
         with self._lock:
             children = list(self._children)
@@ -121,7 +131,7 @@ class OpenCalls:
         if ended:
             await asyncio.wait(ended, timeout=_END_S)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _close_on_its_loop(self, response: Closable) -> None:
         task = asyncio.get_running_loop().create_task(_close_quietly(response))
@@ -132,16 +142,16 @@ class OpenCalls:
 class OpenCall:
     """One call, as the context in which its task waits.
 
-    A generator may be read by another task each time, and closed by yet another. So it is attached. After each `yield`
-    it sets `reader` to what `resume()` returns, which raises ClosedError once the call was ended; to None where it is
-    closed there.
+    A generator may be read by another task each time, and closed by yet another. So it is attached.
+    After each `yield` it sets `reader` to the result of `resume()`, which raises ClosedError once
+    the call was ended. If it is closed at the `yield`, it sets `reader` to None.
     """
 
-    partial_text = ""  # the error's, where that has none
+    partial_text = ""  # for an error that has none
     reader: asyncio.Task[Any] | None = None
     _generator: weakref.ref[AsyncGenerator[Any]] | None = None
     _first_reader: asyncio.Task[Any] | None = None
-    _num_cancelling = 0  # of the first reader, when it came
+    _num_cancelling = 0  # cancellations of the first reader before it entered
     _cancelled_reader: asyncio.Task[Any] | None = None
     _left: asyncio.Future[None] | None = None
 
@@ -151,7 +161,7 @@ class OpenCall:
         self.resume: Callable[[], asyncio.Task[Any] | None] = partial(asyncio.current_task, self.loop)
 
     def attach(self, generator: AsyncGenerator[T]) -> AsyncGenerator[T]:
-        """Between two items of this generator nobody waits; gives it back."""
+        """Register a generator, in which nobody waits between two items; return it."""
         self._generator = weakref.ref(generator)
         return generator
 
@@ -160,7 +170,7 @@ class OpenCall:
         if reader is not None:
             self._num_cancelling = reader.cancelling()
         self._calls.under_way.add(self)
-        if self._calls.is_closed:  # after it can be found: another thread may be closing
+        if self._calls.is_closed:  # checked after registering: another thread may be closing
             self._leave()
             self._calls.check_open()
         return self
@@ -180,7 +190,10 @@ class OpenCall:
             raise ended from None
 
     def explain(self, error: BaseException | None) -> BaseException | None:
-        """ClosedError in place of the cancellation by which it was ended; any other error as it is."""
+        """Return ClosedError for the cancellation that ended the call.
+
+        Any other error is returned unchanged.
+        """
         reader = self._cancelled_reader
         if reader is None or not isinstance(error, asyncio.CancelledError):
             return error
@@ -190,17 +203,20 @@ class OpenCall:
         return self._calls.make_ended_error(self.partial_text) if is_own else error
 
     def end(self) -> list[asyncio.Future[None]]:
-        """End it, on its own event loop; gives what is done once it has been left, if somebody is in it now."""
+        """End the call, on its own event loop.
+
+        If a task is inside the call now, the returned future is done once the task has left it.
+        """
         self.resume = self._raise_ended
         reader, generator = self.reader, None if self._generator is None else self._generator()
         is_waited_in = self._generator is None or (isinstance(generator, AsyncGeneratorType) and generator.ag_running)
         if self not in self._calls.under_way or not is_waited_in:
             return []
         if reader is asyncio.current_task():
-            return []  # what closes is a part of the call
+            return []  # the call itself is closing
         if self._left is None:
             self._left = self.loop.create_future()
-            if reader is not None:  # else it is being left
+            if reader is not None:  # None: the call is being left
                 self._cancelled_reader = reader
                 reader.cancel()
         return [self._left]
@@ -227,12 +243,12 @@ async def _iterate_until_closed(call: OpenCall, items: AsyncIterator[T]) -> Asyn
 
 
 async def _close_quietly(response: Closable) -> None:
-    with suppress(Exception):  # whoever reads it gets an error anyway
+    with suppress(Exception):  # its reader gets an error anyway
         closing = response.close()
         if closing is not None:
             await closing
 
 
 def _call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    with suppress(RuntimeError):  # it has ended meanwhile
+    with suppress(RuntimeError):  # the loop has ended meanwhile
         loop.call_soon_threadsafe(function, *arguments)

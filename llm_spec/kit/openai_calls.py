@@ -1,13 +1,14 @@
-"""The tool calls of chat completions, put together from the pieces that servers send. Pure.
+"""The tool calls of chat completions, assembled from the pieces that servers send. Pure.
 
-OpenAI's pieces have the index of their call; the first one has its id and name as well, the others only arguments.
-Servers and gateways differ in each of these: a new id with every piece, no ids, no index, one index for all calls, an
-index that counts pieces, the name again in every piece, or later than the id. What every server says is the name of a
-call when it begins. So a piece with a name begins a call, unless it repeats the one of a call whose arguments are not
-complete yet; a piece without a name goes on with the call of its id or index, or else with the latest.
+OpenAI's pieces have the index of their call. The first piece also has its id and name, the others
+only arguments. Servers and gateways differ in each of these: a new id with every piece, no ids, no
+index, one index for all calls, an index that counts pieces, the name repeated in every piece, or
+sent later than the id. But every server sends the name of a call when it begins. So a piece with a
+name begins a call, unless it repeats the name of a call whose arguments are incomplete. A piece
+without a name continues the call of its id or index, or else the latest call.
 
-A call that has no name at the end, or arguments that are no text and no object, are an error: nobody could run what
-was meant.
+A call without a name at the end, or with arguments that are neither a text nor an object, is an
+error: nobody could run it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ class _Piece:
 
 
 class _Call:
-    """A call that has begun. Its pieces are held back until its name has come, and its id or an argument."""
+    """A call that has begun.
+
+    Its pieces are held back until its name has arrived, and its id or an argument.
+    """
 
     def __init__(self, numbers: Iterator[int], call_id: str, kind: ToolCallKind, *, has_own_id: bool) -> None:
-        self._numbers = numbers  # those of the answer's calls, in the order in which they are handed on
+        self._numbers = numbers  # numbers calls in the order in which they are passed on
         self._number: int | None = None
         self.id = call_id
         self.kind: ToolCallKind = kind
@@ -55,11 +59,11 @@ class _Call:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its arguments are all that they can be; nobody can say that of a text."""
+        """True if its JSON arguments are complete; a text may always continue."""
         return self.kind == "function" and self._extent.is_complete
 
     def add(self, piece: _Piece) -> ToolCallDelta | None:
-        """Take a piece in; what may be handed on."""
+        """Take in a piece; return the part that can be passed on."""
         self._extent.add(piece.arguments)
         arguments = self._held_arguments + self._mender.push(piece.arguments)
         self.name = self.name or piece.name
@@ -70,15 +74,15 @@ class _Call:
 
     @property
     def is_handed_on(self) -> bool:
-        """Whether its name and id are told; they stay what they are then."""
+        """True if its name and id were passed on; they do not change afterwards."""
         return self._number is not None
 
     def begin(self) -> ToolCallDelta:
-        """The call without an argument: another one follows."""
+        """Return the call without an argument, since another one follows."""
         return self._hand_on(self._held_arguments)
 
     def flush(self) -> ToolCallDelta | None:
-        """What is held back, at the end of the answer."""
+        """Return the held pieces, at the end of the answer."""
         arguments = self._held_arguments + self._mender.flush()
         return self._hand_on(arguments) if arguments or not self.is_handed_on else None
 
@@ -91,7 +95,10 @@ class _Call:
 
 
 class _JsonExtent:
-    """Whether a JSON object or list that comes in pieces is closed; its pieces are looked at when that is asked."""
+    """Tells if a JSON object or list that comes in pieces is closed.
+
+    The pieces are scanned only when `is_complete` is read.
+    """
 
     def __init__(self) -> None:
         self._unread: list[str] = []
@@ -126,11 +133,14 @@ class _JsonExtent:
 
 
 class ToolCallReader:
-    """Reads the calls of one answer; each has a number, an id (made up where it has none of its own) and a name."""
+    """Reads the calls of one answer.
+
+    Each call gets a number, an id (generated if the server sends none) and a name.
+    """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
-        self._by_index: dict[int, _Call] = {}  # the latest with that index
+        self._by_index: dict[int, _Call] = {}  # the latest call with that index
         self._by_id: dict[str, _Call] = {}
         self._numbers = itertools.count()
 
@@ -140,11 +150,14 @@ class ToolCallReader:
 
     @property
     def is_nameless(self) -> bool:
-        """Whether a call has no name."""
+        """True if a call has no name."""
         return any(call.name is None for call in self._calls)
 
     def read_delta(self, delta: Mapping[str, Any], *, is_whole: bool = False) -> list[ToolCallDelta]:
-        """The pieces of calls in a delta, or in a whole message; raises BrokenAnswerError for what is none."""
+        """Return the pieces of calls in a delta, or in a whole message.
+
+        Raises BrokenAnswerError for calls that cannot be read.
+        """
         if not delta.get("tool_calls") and not delta.get("function_call"):
             return []
         events: list[ToolCallDelta] = []
@@ -160,12 +173,12 @@ class ToolCallReader:
         return events
 
     def flush(self) -> list[ToolCallDelta]:
-        """What is held back, at the end of the answer."""
+        """Return the held pieces, at the end of the answer."""
         flushed = [call.flush() for call in self._calls if call.name is not None]
         return [event for event in flushed if event is not None]
 
     def _mark(self, call: _Call, piece: _Piece) -> None:
-        """Let the next pieces find a call by the index of this one, and by its id if it had none."""
+        """Register a call by the piece's index, and by its id if the call had none."""
         if piece.index is not None:
             self._by_index[piece.index] = call
         if piece.id is not None and piece.id not in self._by_id and not (call.has_own_id or call.is_handed_on):
@@ -173,7 +186,7 @@ class ToolCallReader:
             self._by_id[piece.id] = call
 
     def _find_call(self, piece: _Piece) -> _Call | None:
-        """The call that a piece goes on with; None: it begins one."""
+        """Return the call that a piece continues, or None if it begins one."""
         at_index = None if piece.index is None else self._by_index.get(piece.index)
         of_id = None if piece.id is None else self._by_id.get(piece.id)
         find = self._find_nameless if piece.name is None else self._find_named
@@ -183,7 +196,7 @@ class ToolCallReader:
         is_id_new = piece.id is not None and of_id is None
         if of_id is not None or (at_index is not None and not is_id_new):
             return of_id or at_index
-        if not piece.arguments.strip():  # an id alone, whose name may follow
+        if not piece.arguments.strip():  # an id alone: its name may follow
             return at_index if at_index is not None or is_id_new else self._latest
         latest = at_index or self._latest
         return None if latest is None or latest.is_complete else latest
@@ -191,7 +204,7 @@ class ToolCallReader:
     def _find_named(self, piece: _Piece, at_index: _Call | None, of_id: _Call | None) -> _Call | None:
         call = of_id or at_index
         if call is None and piece.id is None and self._latest is not None and self._latest.has_own_id:
-            call = self._latest  # calls of one server have ids of their own, or have not
+            call = self._latest  # a server sends ids for all its calls, or for none
             if call.is_complete:
                 return None
         if call is None or call.name is None:
@@ -207,7 +220,8 @@ class ToolCallReader:
         return next((call for call in reversed(self._calls) if call.name is not None), None)
 
     def _begin_call(self, piece: _Piece) -> _Call:
-        is_new = piece.id is not None and piece.id not in self._by_id  # else clients could not tell the two apart
+        # a repeated id is replaced, so that clients can tell the two calls apart
+        is_new = piece.id is not None and piece.id not in self._by_id
         call_id = piece.id if piece.id is not None and is_new else f"call_{uuid.uuid4().hex[:24]}"
         call = _Call(self._numbers, call_id, piece.kind, has_own_id=is_new)
         self._calls.append(call)
@@ -221,12 +235,12 @@ def _iter_pieces(delta: Mapping[str, Any]) -> Iterator[_Piece]:
         if not isinstance(call, dict):
             raise BrokenAnswerError(f"sent a tool call of type {type(call).__name__}")
         yield _read_piece(cast("Mapping[str, Any]", call), position if len(together) > 1 else None)
-    if legacy := delta.get("function_call"):  # which was replaced by tool_calls; there is one
+    if legacy := delta.get("function_call"):  # replaced by tool_calls; there is one
         yield _read_piece({"function": legacy}, 0)
 
 
 def _list_calls(value: object) -> list[object]:
-    """The calls that come together; some servers send one alone."""
+    """Return the calls of a delta; some servers send a single one without a list."""
     kind = type(value).__name__
     if isinstance(value, dict):
         call = cast("Mapping[str, Any]", value)
@@ -259,7 +273,10 @@ def _read_piece(call: Mapping[str, Any], position: int | None) -> _Piece:
 
 
 def _read_index(value: object, position: int | None) -> int | None:
-    """An index; where it is none, the position among the calls that come together, if there are several."""
+    """Return an index.
+
+    If it is invalid, the position among several calls of a delta is used.
+    """
     if isinstance(value, str) and value.isdecimal() and value.isascii():
         value = int(value[:9])
     if isinstance(value, float) and value.is_integer():
@@ -268,14 +285,14 @@ def _read_index(value: object, position: int | None) -> int | None:
 
 
 def _read_id(value: object) -> str | None:
-    """An id; None where there is none, and one is made up."""
+    """Return an id, or None if there is none; then one is generated."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)[:40]
     return mend_text(value) if isinstance(value, str) and value else None
 
 
 def _read_arguments(value: object) -> str:
-    """Arguments as a text, which some servers send as the object itself."""
+    """Return arguments as a text; some servers send the object itself."""
     if isinstance(value, dict):
         return dumps(cast("object", value)).decode()
     if not isinstance(value, str | None):

@@ -1,21 +1,26 @@
-"""OpenAI's chat completions as they come: streamed chunks (JSON objects) to events. Pure; for providers.
+"""Translates chunks of OpenAI's chat completions (JSON objects) to events. Pure; for providers.
 
-Servers are many, and each field may be of another type than OpenAI's. What decides what an answer says must be right,
-or the answer ends with an error (`BrokenAnswerError`); what does not is read where it can be, and left out where not.
+Servers are many, and each field may have another type than OpenAI's. Fields that decide the
+answer's content must be right, or the answer ends with an error (`BrokenAnswerError`). Other fields
+are read if possible, and otherwise left out.
 
-- `choices` is a list of objects, `delta` (in a whole answer `message`) an object: else there is no answer. So it is
-  where no such object has come at all. A chunk without choices may tell a usage. An object that is no chunk is passed
-  over, but after one `[DONE]` alone is no good end.
-- `content`, `text` and `refusal` are texts: a wrong type is an error, null says nothing. `content` may also be a list
-  of parts: texts, thinking, and objects of another type without a text (references), which say nothing.
-- `tool_calls` is a list of objects whose `function` (or `custom`) has a name. Arguments are a text or an object; ids,
-  indices and kinds are read where they can be (`openai_calls`).
-- `finish_reason` says whether the answer is whole (`finish_reasons`); a word or type that nobody knows says
+- `choices` is a list of objects, `delta` (in a whole answer `message`) an object. Any other type is
+  an error, and so is an answer without any such object. A chunk without choices may report usage.
+  An object that is not a chunk is skipped, but after one, `[DONE]` alone is not a good end.
+- `content`, `text` and `refusal` are texts: a wrong type is an error, null says nothing. `content`
+  may also be a list of parts: texts, thinking, and objects of another type without a text
+  (references), which say nothing.
+- `tool_calls` is a list of objects whose `function` (or `custom`) has a name. Arguments are a text
+  or an object. Ids, indices and kinds are read if possible (`openai_calls`).
+- `finish_reason` says if the answer is complete (`answer_parts`). An unknown word or type means
   that it may not be.
-- `index` is needed where several choices were requested, and there alone.
-- `logprobs` matter to who requested them: an entry without a token or a number is an error, other numbers are finite.
-- `usage` holds counts or is none (`openai_usage`); then this library counts itself.
-- Reasoning, details, `role`, `id`, `created`, `model` and `object` change no answer: a wrong type is left out.
+- `index` is needed only if several choices were requested.
+- `logprobs` matter to clients that requested them: an entry without a token or a number is an
+  error. Numbers that are not finite are replaced.
+- `usage` holds valid counts or is ignored (`answer_parts`). Then this library counts the tokens
+  itself.
+- Reasoning, details, `role`, `id`, `created`, `model` and `object` do not change the answer: a
+  wrong type is left out.
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ _EMPTY_OBJECT: Final[Mapping[str, Any]] = {}
 _TEXT_ONLY_FIELDS: Final = frozenset({"content", "role"})
 _REASONING_ONLY_FIELDS: Final = frozenset({"reasoning", "reasoning_content", "role"})
 _CHUNK_FIELDS: Final = frozenset({"choices", "created", "id", "model", "object"})
-# What an answer may have beside text, reasoning and calls; other fields of a delta are a server's own business
+# Parts of an answer beside text, reasoning and calls; other fields of a delta are ignored
 DETAIL_FIELDS: Final = ("annotations", "audio", "citations", "executed_tools", "images", "search_results", "videos")
 _DETAIL_NAMES: Final = frozenset({"refusal", *DETAIL_FIELDS})
 _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
@@ -67,19 +72,22 @@ _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
     "content_filter": "content_filter",
 }
 _LIMIT_WORDS: Final = frozenset({"length", "max_tokens", "max_completion_tokens", "max_output_tokens"})
-_STOP_STRING_FIELDS: Final = ("stop_reason", "matched_stop")  # vLLM, SGLang: a text, or the id of a token
+_STOP_STRING_FIELDS: Final = ("stop_reason", "matched_stop")  # vLLM, SGLang: a text or a token id
 _MAX_QUOTED_CHARS: Final = 60
-_MAX_CHOICES: Final = 128  # that can be requested
+_MAX_CHOICES: Final = 128  # the most that can be requested
 
 
 class ChunkReader:
     """Reads the chunks of one answer, of chat or of a plain completion, streamed or whole.
 
-    With `read_token_ids` text comes with its token ids, else empty text gives no event; the ids of a chunk that calls a
-    tool come after the call, with an empty text. With `has_logprobs` text comes with its log-probabilities. `stops` are
-    the request's stop strings, of which some servers tell which ended the answer. `is_only_choice`: the request was for
-    one, so that the first that comes is that; others are passed over. What the model says to refuse is a
-    detail (`{"refusal": …}`), and the answer ends with `content_filter`.
+    A refusal of the model is a detail (`{"refusal": …}`), and the answer ends with
+    `content_filter`.
+
+    `read_token_ids`: adds token ids to the text. Without it, empty text gives no event. The ids of
+    a chunk with a tool call follow the call, with an empty text.
+    `has_logprobs`: adds log-probabilities to the text.
+    `stops`: the request's stop strings. Some servers report which one ended the answer.
+    `is_only_choice`: one choice was requested. The first that comes is read, others are skipped.
     """
 
     def __init__(
@@ -93,23 +101,23 @@ class ChunkReader:
         self._read_token_ids = read_token_ids
         self._has_logprobs = has_logprobs
         self._stops = stops
-        self._index = None if is_only_choice else 0  # None: that of the first choice that comes
+        self._index = None if is_only_choice else 0  # None: that of the first choice
         self._is_text_alone = read_token_ids is None and not has_logprobs
-        self._is_fast = self._is_text_alone  # and no half of a character is held
+        self._is_fast = self._is_text_alone  # False while half of a character is held
         self._text, self._reasoning, self._refusal = SurrogateJoiner(), SurrogateJoiner(), SurrogateJoiner()
         self._calls = ToolCallReader()
         self._reason: FinishReason | None = None
         self._stopped_by: StoppedBy | None = None
         self._stop_string: str | None = None
         self._has_begun = self._has_output = self._has_refused = self._has_foreign = False
-        self._has_message = False  # or a delta, or a text, though they may say nothing
+        self._has_message = False  # or a delta, or a text, even an empty one
         self._usage: Usage | None = None
-        self._service_tier: str | None = None  # that was served
-        self._response_id: str | None = None  # the server's; one for all chunks
+        self._service_tier: str | None = None  # the served one
+        self._response_id: str | None = None  # the server's, the same in all chunks
         self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
 
     def read_chunk(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
-        """The events of the next chunk, without its finish; raises BrokenAnswerError."""
+        """Return the events of the next chunk, without its finish; raise BrokenAnswerError."""
         if chunk.get("usage"):
             self._usage = parse_usage(chunk)
         tier: Any = chunk.get("service_tier")
@@ -138,7 +146,10 @@ class ChunkReader:
         return [] if found is None else self.read_choice(found)
 
     def read_choice(self, choice: Mapping[str, Any]) -> list[StreamEvent]:
-        """The events of a choice of the next chunk, without its finish; raises BrokenAnswerError."""
+        """Return the events of a choice of the next chunk, without its finish.
+
+        Raises BrokenAnswerError.
+        """
         if error := choice.get("error"):
             raise BrokenAnswerError("broke off its answer", reported=error, is_transient=True)
         delta, is_whole = self._get_delta(choice)
@@ -171,11 +182,11 @@ class ChunkReader:
         is_whole: bool,
         is_over: bool,
     ) -> list[StreamEvent]:
-        """The events of a delta in their order: reasoning, texts, calls, and what else there is."""
+        """Return the events of a delta in order: reasoning, texts, calls, and details."""
         calls: list[StreamEvent] = [*self._calls.read_delta(delta, is_whole=is_whole)]
         if is_over:
             calls += self._calls.flush()
-        if calls and token_ids:  # they say that all before them is what the server made of them
+        if calls and token_ids:  # ids mean that the server has parsed all text before them
             texts = [replace(text, token_ids=None) for text in texts if isinstance(text, TextDelta) and text.text]
             calls.append(TextDelta("", "plain", token_ids))
         events = [*self._read_reasoning(delta, is_over=is_over), *texts, *calls]
@@ -186,19 +197,22 @@ class ChunkReader:
         return events
 
     def flush(self) -> list[StreamEvent]:
-        """What is held back, where the answer ends without a finish reason."""
+        """Return the held pieces, if the answer ends without a finish reason."""
         reasoning, text = self._reasoning.flush(), self._text.flush()
         events: list[StreamEvent] = [ReasoningDelta(reasoning)] if reasoning else []
         events += [TextDelta(text)] if text else []
         return [*events, *self._calls.flush()]
 
     def make_finish(self, *, is_done: bool = False) -> Finish | None:
-        """How the answer ended; None: it did not end well, `failure_message` says how.
+        """Return how the answer ended, or None if it did not end well.
 
-        `is_done`: the stream ended with `[DONE]`. Servers that never name a finish reason (Snowflake, gateways to
-        Gemini), or now and then do not (vLLM), send it all the same, and only when they have finished: behind text or
-        tool calls it is a good end. The SDKs take the end of a connection for one, too, but so ends an answer whose
-        server or gateway died: without `[DONE]` it has broken off.
+        Then `failure_message` says why.
+
+        `is_done`: the stream ended with `[DONE]`. Some servers never send a finish reason
+        (Snowflake, gateways to Gemini), or sometimes omit it (vLLM). They still send `[DONE]`, and
+        only when they have finished: after text or tool calls it is a good end. The SDKs also
+        accept the end of a connection. But an answer whose server or gateway died ends in the same
+        way: without `[DONE]` it has broken off.
         """
         reason = self._reason
         if reason is None and is_done and (self._has_output or self.has_calls) and not self._has_foreign:
@@ -206,7 +220,8 @@ class ChunkReader:
         if reason is None or self._calls.is_nameless or not self.has_message:
             return None
         stopped_by = self._stopped_by
-        if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
+        # OpenAI ends a refusal with `stop`; for the caller it is not an answer
+        if self._has_refused and reason == "stop":
             reason = stopped_by = "content_filter"
         elif stopped_by is None:
             stopped_by = None if reason == "length" else _STOPPED_BY.get(reason)
@@ -221,7 +236,7 @@ class ChunkReader:
 
     @property
     def failure_message(self) -> str:
-        """What the server did where `make_finish` gives nothing."""
+        """The server's mistake, if `make_finish` returns None."""
         if self._calls.is_nameless:
             return "called a tool without its name"
         if self._reason is not None and not self.has_message:
@@ -230,18 +245,18 @@ class ChunkReader:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message, a delta or a text has come, though it may say nothing."""
+        """True if a message, a delta or a text has come, even an empty one."""
         return self._has_message or self._has_begun or self._has_output
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool was called."""
+        """True if a tool was called."""
         return self._calls.has_calls
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _find_choice(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The choice of a chunk that is read; None in a chunk without it."""
+        """Return the choice of a chunk that is read, or None if the chunk lacks it."""
         choices = list_choices(chunk)
         if choices is None:
             self._has_foreign = True
@@ -253,23 +268,30 @@ class ChunkReader:
         return next(own, None)
 
     def _is_own(self, position: int, choice: Mapping[str, Any]) -> bool:
-        """Whether a choice is the one that is read. One without an index is, where it comes first."""
+        """True if a choice is the one that is read.
+
+        A choice without an index is the one if it comes first.
+        """
         index = read_choice_index(choice)
         return position == 0 if index is None else index == self._index
 
     def _get_delta(self, choice: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-        """What a choice brings, and whether that is a whole message: an answer that came at once, in a stream too."""
+        """Return the delta or message of a choice, and True if it is a whole message.
+
+        A stream may contain a whole message, too, if the answer came at once.
+        """
         for name in ("delta", "message"):
             value = choice.get(name)
             if value is not None and not isinstance(value, dict):
                 raise BrokenAnswerError(f"sent a {name} of type {type(value).__name__}")
-            if value is not None:  # some servers repeat all that has come as `message`, beside the delta or at the end
+            # some servers repeat the whole text as `message`, beside the delta or at the end
+            if value is not None:
                 is_whole = name == "message"
                 return (_EMPTY_OBJECT if is_whole and (self._has_begun or self._has_output) else value), is_whole  # pyright: ignore[reportUnknownVariableType]
         return _EMPTY_OBJECT, False
 
     def _read_end(self, choice: Mapping[str, Any]) -> bool:
-        """Take in why a choice ended, if it did."""
+        """Read the finish reason of a choice; return True if there is one."""
         word = choice.get("finish_reason")
         reason = read_finish_reason(word)
         if reason is None:
@@ -286,7 +308,7 @@ class ChunkReader:
         return True
 
     def _find_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The ids of a piece; None also where they are none."""
+        """Return the ids of a piece, or None if they are missing or invalid."""
         if self._read_token_ids is None:
             return None
         try:
@@ -297,10 +319,11 @@ class ChunkReader:
         return token_ids if is_right else None
 
     def _read_content_parts(self, content: Iterable[object], *, is_over: bool) -> Iterator[StreamEvent]:
-        """The events of a content in parts, as Mistral's thinking models send it.
+        """Yield the events of a content in parts, as Mistral's thinking models send it.
 
-        `[{"type": "thinking", "thinking": [{"type": "text", "text": …}]}, {"type": "text", "text": …}]`, and text alone
-        as soon as the thinking is over. Parts of other types may be references; one with a text says more than is read.
+        `[{"type": "thinking", "thinking": [{"type": "text", "text": …}]}, {"type": "text", "text":
+        …}]`; after the thinking, plain text. Parts of other types may be references. One with a
+        text is an error, since the text would be lost.
         """
         for part in content:
             if not isinstance(part, dict):
@@ -321,7 +344,7 @@ class ChunkReader:
             yield TextDelta(text)
 
     def _read_logprobs_of_text(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
-        """Those of a piece of text, and of what came before it without any."""
+        """Return the logprobs of a piece of text, and of earlier pieces without text."""
         if not self._has_logprobs or not choice.get("logprobs"):
             return None
         logprobs = self._held_logprobs + (parse_logprobs(choice) or ())
@@ -350,7 +373,7 @@ class ChunkReader:
 
 
 def create_chunk_reader(request: ChatRequest, read_token_ids: ReadTokenIds | None = None) -> ChunkReader:
-    """A reader of what answers a request."""
+    """Return a reader for the answer to a request."""
     return ChunkReader(
         read_token_ids,
         has_logprobs=request.top_logprobs is not None,
@@ -360,7 +383,10 @@ def create_chunk_reader(request: ChatRequest, read_token_ids: ReadTokenIds | Non
 
 
 def list_choices(chunk: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """The choices of a chunk; None for an object that is no chunk; raises BrokenAnswerError for what are none."""
+    """Return the choices of a chunk, or None if the object is not a chunk.
+
+    Raises BrokenAnswerError for choices that cannot be read.
+    """
     choices: object = chunk.get("choices")
     if choices is None:
         if chunk.get("usage"):
@@ -377,7 +403,10 @@ def list_choices(chunk: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
 
 
 def read_choice_index(choice: Mapping[str, Any]) -> int | None:
-    """The index of a choice, also in a text or with a point; None where it has none, or what cannot be one."""
+    """Return the index of a choice, also from a text or a float.
+
+    Returns None if it is missing or invalid.
+    """
     index = choice.get("index")
     if isinstance(index, str) and index.isdecimal() and index.isascii():
         index = int(index[:9])
@@ -387,7 +416,10 @@ def read_choice_index(choice: Mapping[str, Any]) -> int | None:
 
 
 def _says_nothing_but(names: frozenset[str], delta: Mapping[str, Any]) -> bool:
-    """Whether a delta has no other fields, or leaves them empty, as many servers do that always name all."""
+    """True if a delta has no other fields, or only empty ones.
+
+    Many servers always send all fields.
+    """
     for name, value in delta.items():  # noqa: SIM110 - `all` takes three times as long
         if value and name not in names:
             return False
@@ -395,9 +427,10 @@ def _says_nothing_but(names: frozenset[str], delta: Mapping[str, Any]) -> bool:
 
 
 def _find_reasoning_alone(delta: Mapping[str, Any], content: object) -> str | None:
-    """The reasoning of a delta that says nothing else; None where it says more, or has none that can be told as it is.
+    """Return the reasoning of a delta that has nothing else, or None.
 
-    `content` is that of the delta: null or an empty text, else there may be something wrong with it.
+    Returns None also for reasoning that cannot be encoded. `content` is that of the delta: anything
+    but null or an empty text needs the full reader.
     """
     thought = delta.get("reasoning_content") or delta.get("reasoning")
     is_alone = isinstance(thought, str) and (content is None or content == "") and is_encodable(thought)
@@ -417,7 +450,7 @@ def _get_text_or_empty(value: object) -> str:
 
 
 def _join_thinking_text(thinking: object) -> str:
-    """The text of a thinking part, which is in parts itself."""
+    """Return the text of a thinking part, which may itself consist of parts."""
     if not isinstance(thinking, list):
         return _get_text_or_empty(thinking)
     parts = cast("list[object]", thinking)
@@ -427,6 +460,6 @@ def _join_thinking_text(thinking: object) -> str:
 
 
 def parse_finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
-    """Why a choice ended, where it says so; None also where it was broken off."""
+    """Return why a choice ended, or None if it did not say or was broken off."""
     reason = read_finish_reason(choice.get("finish_reason"))
     return None if reason == "failed" else reason

@@ -1,8 +1,9 @@
-"""A server's own chunks, in the form that OpenAI's API has: for answers that are passed on as they are. Pure.
+"""A server's own chunks, in the form of OpenAI's API, for answers that are passed on. Pure.
 
-They are read as an answer's events are (`openai_chat`), so that what is passed on means the same, and what is
-no answer is none here either. Fields that this library does not read stay as they are. Log-probabilities that cannot
-be read are an empty object: they are no part of what is said, and the client is told that there are none.
+They are read like an answer's events (`openai_chat`), so that both mean the same, and an answer
+that is invalid there is invalid here. Fields that this library does not read stay as they are.
+Log-probabilities that cannot be read become an empty object: they are not part of the text, and the
+client sees that there are none.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ _DETAIL_FIELDS: Final = frozenset({"reasoning_details", *DETAIL_FIELDS})
 
 
 class ChunkNormalizer:
-    """Brings the chunks of one answer into form; `num_choices` were requested."""
+    """Normalizes the chunks of one answer; `num_choices` were requested."""
 
     def __init__(self, *, num_choices: int = 1) -> None:
         self._num_choices = num_choices
-        self._only_index: int | None = None  # of the choice that is read where one was requested: the first that comes
+        # if one choice was requested: the index of the first that comes, the only one that is read
+        self._only_index: int | None = None
         self._readers: dict[int, ChunkReader] = {}
         self._has_foreign = False
         self._is_text = False  # plain completions, which have no deltas
 
     def normalize(self, chunk: Mapping[str, Any]) -> _Json:
-        """The next chunk; raises BrokenAnswerError."""
+        """Return the next chunk in normal form; raise BrokenAnswerError."""
         choices = list_choices(chunk)
         self._has_foreign = self._has_foreign or choices is None
         found: list[_Json] = []
@@ -50,9 +52,10 @@ class ChunkNormalizer:
         return normalized
 
     def finish(self, *, is_done: bool) -> _Json | None:
-        """A last chunk of what was held back, if there is any.
+        """Return a last chunk with the held pieces, or None if there are none.
 
-        Raises BrokenAnswerError where the answer has not ended well, as `ChunkReader.make_finish` says.
+        Raises BrokenAnswerError if the answer has not ended well, as defined by
+        `ChunkReader.make_finish`.
         """
         for reader in self._readers.values():
             if reader.make_finish(is_done=is_done and not self._has_foreign) is None:
@@ -73,7 +76,7 @@ class ChunkNormalizer:
         reader = self._readers.setdefault(index, ChunkReader())
         delta = choice.get("message") if choice.get("delta") is None else choice.get("delta")
         kept: Mapping[str, Any] = cast("Mapping[str, Any]", delta) if isinstance(delta, dict) else {}
-        # the client speaks this API: a call in its older form stays one
+        # the client speaks this API: a call in its older form keeps that form
         if not isinstance(kept.get("function_call"), dict | None):
             raise BrokenAnswerError(f"sent a function_call of type {type(kept['function_call']).__name__}")
         read = {**choice, "delta": {**kept, "function_call": None}} if "function_call" in kept else choice
@@ -90,7 +93,10 @@ class ChunkNormalizer:
         return normalized
 
     def _find_index(self, position: int, choice: Mapping[str, Any]) -> int | None:
-        """Which choice it is: by its position where that is not said; None: one that was not requested."""
+        """Return the index of a choice, by its position if it has none.
+
+        Returns None for a choice that was not requested.
+        """
         index = read_choice_index(choice)
         if self._num_choices == 1:
             if self._only_index is None:
@@ -105,7 +111,7 @@ class ChunkNormalizer:
         return index
 
     def _build_content(self, events: Iterable[StreamEvent], kept: Mapping[str, Any]) -> _Json:
-        """What a choice brings, as its text or its delta; `kept` is what the server has sent of it."""
+        """Return the text or the delta of a choice; `kept` is the server's own delta."""
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         if self._is_text:
             return {"text": text}
@@ -131,13 +137,16 @@ class ChunkNormalizer:
 
 
 def create_chunk_normalizer(request: ChatRequest) -> ChunkNormalizer:
-    """What brings the chunks into form that answer a request."""
+    """Return a normalizer for the chunks that answer a request."""
     num_choices = request.extra.get("n")
     return ChunkNormalizer(num_choices=num_choices if isinstance(num_choices, int) and num_choices > 0 else 1)
 
 
 def _is_passed_on(name: str, value: object) -> bool:
-    """Whether a field of a delta stays as it is: what a server adds does, and what clients read if it can be read."""
+    """True if a field of a delta stays as it is.
+
+    A server's own fields do, and the fields that clients read if they are valid.
+    """
     return name not in _READ_FIELDS and (name not in _DETAIL_FIELDS or isinstance(value, list | dict | None))
 
 
@@ -149,7 +158,7 @@ def _read_finish_reason(choice: Mapping[str, Any], reader: ChunkReader) -> str |
 
 
 def build_tool_call_delta(event: ToolCallDelta) -> _Json:
-    """A piece of a call as chunks have it: its id and name with the first, and only with that."""
+    """Build a piece of a call for a chunk; only the first one has id and name."""
     is_custom = event.kind == "custom"
     content: _Json = {"input" if is_custom else "arguments": event.arguments}
     if event.name is None:

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's words: requested in a body, read from a choice, written into an answer. Pure."""
+"""Log-probabilities in OpenAI's format: requested, read and written. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
     "parse_logprobs",
 ]
 
-_IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
+_IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a nearly impossible token; JSON has no infinity
 
 
 def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
-    """What a body says for `top_logprobs`; nothing where none are requested."""
+    """Return the fields of a body that request `top_logprobs`; empty if none are requested."""
     if request.top_logprobs is None:
         return {}
     if request.raw:
@@ -34,7 +34,10 @@ def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
 
 
 def parse_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...] | None:
-    """Those of a choice or of one chunk of it; None: it has none. Raises BrokenAnswerError for what are none."""
+    """Return the log-probabilities of a choice, or None if it has none.
+
+    Raises BrokenAnswerError for invalid ones.
+    """
     value = choice.get("logprobs")
     if not value:
         return None
@@ -58,7 +61,7 @@ def _parse_logprob_entry(entry: object) -> TokenLogprob:
 
 
 def _find_bytes(entry: Mapping[str, Any]) -> bytes | None:
-    """The bytes of a token; None where they are not told, or cannot be."""
+    """Return the bytes of a token, or None if they are missing or invalid."""
     value = entry.get("bytes")
     try:
         return bytes(cast("list[int]", value)) if isinstance(value, list) else None
@@ -67,7 +70,10 @@ def _find_bytes(entry: Mapping[str, Any]) -> bytes | None:
 
 
 def _parse_number(value: object) -> float:
-    """A log-probability; of one that is not finite the value for what is as good as impossible."""
+    """Return a log-probability.
+
+    One that is not finite becomes the value for nearly impossible tokens.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _build_type_error("a log-probability", value)
     return float(value) if abs(value) < -_IMPOSSIBLE else _IMPOSSIBLE
@@ -98,7 +104,10 @@ def _parse_completion_logprobs(fields: Mapping[str, Any]) -> Iterator[TokenLogpr
 
 
 def clean_logprobs(choice: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `logprobs` of a choice as JSON can say them; None: it has none, `{}`: they cannot be read."""
+    """Return the `logprobs` of a choice as valid JSON.
+
+    Returns None if it has none, and `{}` if they cannot be read.
+    """
     value = choice.get("logprobs")
     if not value:
         return None
@@ -110,7 +119,7 @@ def clean_logprobs(choice: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _clean_value(name: str, value: object) -> Any:
-    """A field with finite numbers and bytes that are some."""
+    """Return a field with finite numbers and valid bytes."""
     if isinstance(value, dict):
         fields = cast("Mapping[str, Any]", value)
         return {mend_text(inner): _clean_value(inner, of) for inner, of in fields.items()}
@@ -124,7 +133,7 @@ def _clean_value(name: str, value: object) -> Any:
 
 
 def convert_logprobs_to_openai(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:
-    """The entries of chat completions and responses; of none an empty list."""
+    """Return the entries of chat completions and responses; an empty list for None."""
     return [
         {
             **_convert_token_logprob_to_openai(logprob),
@@ -135,7 +144,7 @@ def convert_logprobs_to_openai(logprobs: Sequence[TokenLogprob] | None) -> list[
 
 
 def build_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-    """The `logprobs` of a choice of chat; null where none were requested."""
+    """Return the `logprobs` of a choice of chat; null if none were requested."""
     return None if logprobs is None else {"content": convert_logprobs_to_openai(logprobs), "refusal": None}
 
 
@@ -145,5 +154,5 @@ def _convert_token_logprob_to_openai(logprob: TokenLogprob) -> dict[str, Any]:
 
 
 def make_logprob_finite(logprob: float) -> float:
-    """A log-probability as JSON can say it."""
+    """Return a log-probability that JSON can express."""
     return max(logprob, _IMPOSSIBLE)

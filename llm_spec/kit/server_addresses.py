@@ -1,13 +1,14 @@
-"""Addresses of servers: what may be one, what is secret in it, what errors tell of it, and its proxy.
+"""Addresses of servers: parsing, their secrets, their text in errors, and the proxy for each.
 
-An address is `http://` or `https://`, a host, and what an HTTP client adds to it. Its credentials and its query are
-taken off, so that no library that gets the rest can repeat them.
+An address is `http://` or `https://`, a host, and a path that an HTTP client extends. Its
+credentials and its query are split off, so that no library that gets the rest can repeat them.
 
-The environment names the proxy through which a server is reached: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY. They
-are read as httpx reads them, so that all providers go the same way: names in lower case come first, the proxy of the
-address's scheme comes before ALL_PROXY, and an address of this machine is one like any other. NO_PROXY has hosts
-(`example.com` with all below it, `.example.com` or `*.example.com` only what is below it), addresses, networks
-(`10.0.0.0/8`), each with a port or without, and `*` for all.
+The environment names the proxy for a server: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY. They
+are read as httpx reads them, so that all providers use the same proxy. Names in lower case come
+first, and the proxy of the address's scheme comes before ALL_PROXY. Addresses of this machine get
+no special treatment. NO_PROXY has hosts (`example.com` includes subdomains, `.example.com` and
+`*.example.com` are only subdomains), addresses, networks (`10.0.0.0/8`), each with a port or
+without, and `*` for all.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ __all__ = [
     "strip_credentials",
 ]
 
-# Everything before the last @ of a host; and of a password that holds a slash, what no port can be. Strings joined by +
-# have an @ before each address.
+# Everything before the last @ of a host. A password with a slash is recognized if it cannot be a
+# port. Strings joined by + have an @ before each address.
 _CREDENTIALS: Final = re.compile(r"//(?:[^/\s]*|[^/\s:\[]*:(?!\d{0,5}/)(?:(?!//)\S)*)@(?!https?://)", re.IGNORECASE)
-# The same where the scheme is missing: `name:model@user:password@host`, `name:user:password@host`, `model@user@host`.
+# The same without a scheme: `name:model@user:password@host`, `name:user:password@host`,
+# `model@user@host`.
 _CREDENTIALS_ALONE: Final = re.compile(
     r"(?:(?<=@)(?<!\*@)(?!https?://)(?:[^@\s/:]*:\S*|[^@/\s]*)"
     r"|(?<=@ )[^@\s/:]*:\S*|(?<![\w./-])(?P<kept>[\w-]+:[^\s:@/]*:)[^\s@/\]]*)@(?!https?://)",
     re.IGNORECASE,
 )
-# Up to the end of the word, and to the next of strings joined by +. The options of a model's folder are no query.
+# Up to the end of the word, or to the next of strings joined by +. The options of a model's folder
+# are not a query.
 _QUERY: Final = re.compile(
     r"(?P<address>(?:https?:/|//|@[^\s/?#@]*:\d{1,5}(?=[/?])|@[\w.-]+\.[a-z]{2,}(?=[/?]))[^\s?#]*)\?\S+?"
     r"(?=['\"),;:]{0,9}(?:\s|$)|\+[\w-]+:)",
@@ -50,11 +53,12 @@ _FORM: Final = "write it as http://host:port/v1 or https://host/v1"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
-    """Where a server is.
+    """The address of a server.
 
-    `url` has no credentials, no query, and no slash at its end; `query` belongs behind the path of each request.
-    `authorization`: the header that the credentials make (Basic), None: there are none. `secrets`: what no error may
-    repeat.
+    `url`: the address without credentials, query, and trailing slash.
+    `query`: the text behind the path of each request.
+    `authorization`: the header made from the credentials (Basic), or None if there are none.
+    `secrets`: texts that no error may repeat.
     """
 
     url: str
@@ -63,17 +67,20 @@ class ServerAddress:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        """For errors: without what is secret."""
+        """Return the address for errors, without its secrets."""
         scheme, _, rest = self.url.partition("://")
         return f"{scheme}://{'***@' if self.authorization else ''}{rest}{'?***' if self.query else ''}"
 
     def add_query(self, url: str) -> str:
-        """A request's URL, with the address's query behind its path."""
+        """Return a request's URL with the address's query behind its path."""
         return f"{url}?{self.query}" if self.query else url
 
 
 def parse_server_address(text: str, schemes: Sequence[str] = ("http", "https")) -> ServerAddress:
-    """Take an address apart; raises ConfigError for what no request can be sent to, without what is secret in it."""
+    """Split an address into its parts.
+
+    Raises ConfigError for an address that no request can be sent to. The error has no secrets.
+    """
     parts = _split_address(text, schemes)
     credentials, _, host = parts.netloc.rpartition("@")
     url = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
@@ -87,13 +94,13 @@ def parse_server_address(text: str, schemes: Sequence[str] = ("http", "https")) 
 
 
 def strip_credentials(text: str) -> str:
-    """An address, or a text with some, without the users, passwords and queries that they may hold."""
+    """Return an address, or a text with some, without users, passwords and queries."""
     text = _CREDENTIALS.sub("//***@", text)
     text = _CREDENTIALS_ALONE.sub(lambda found: f"{found['kept'] or ''}***@", text)
     return _QUERY.sub(r"\g<address>?***", text)
 
 
-# ---------------------------------------------------------------------------------------------- inside
+# ------------------------------------------------------------------------------------------- inside
 
 
 def _split_address(text: str, schemes: Sequence[str]) -> SplitResult:
@@ -114,21 +121,25 @@ def _split_address(text: str, schemes: Sequence[str]) -> SplitResult:
 
 
 def _build_address_error(text: str, problem: str) -> ConfigError:
-    """The error; of the address, only what is behind the last @ and before a query or a fragment is quoted."""
+    """Return the error.
+
+    It quotes only the part of the address after the last @ and before a query or a fragment.
+    """
     _, at, rest = text.rpartition("@")
     shown = ("***@" if at else "") + re.split(r"[?#]", rest, maxsplit=1)[0]
     return ConfigError(f"the address {shown!r} {problem}; {_FORM}")
 
 
 def _list_query_secrets(query: str) -> list[str]:
-    """The values of a query, as they are written and as they are meant: a server may take its key there."""
+    """Return the values of a query, both encoded and decoded: a server may take its key there."""
     pairs = [pair.partition("=") for pair in query.split("&")]
-    values = [value for name, _, value in pairs if name.lower() != "api-version"]  # which a server's words may be about
+    # a server's message may be about `api-version`, which is not secret
+    values = [value for name, _, value in pairs if name.lower() != "api-version"]
     return [form for value in values for form in (value, unquote_plus(value))]
 
 
 def _sort_secrets(secrets: list[str]) -> tuple[str, ...]:
-    """Longest first: one may hold another."""
+    """Sort the longest first: one may contain another."""
     return tuple(sorted({secret for secret in secrets if secret}, key=len, reverse=True))
 
 
@@ -148,17 +159,20 @@ class Proxy:
 
     @property
     def is_socks(self) -> bool:
-        """Whether it speaks SOCKS, not HTTP."""
+        """True if it speaks SOCKS, not HTTP."""
         return self.address.url.startswith("socks")
 
     def __str__(self) -> str:
-        """For errors: without its user and password."""
+        """Return the proxy for errors, without its user and password."""
         return f"the proxy {self.address} ({self.variable})"
 
 
 def find_proxy(url: str) -> Proxy | None:
-    """The proxy for an address; None: it is reached directly. Raises ConfigError for a proxy that cannot be one."""
-    from urllib.request import getproxies  # not for those who only read a config
+    """Return the proxy for an address, or None if it is reached directly.
+
+    Raises ConfigError for a proxy whose address is invalid.
+    """
+    from urllib.request import getproxies  # late: reading a config does not need it
 
     found = getproxies()
     target = urlsplit(url)
@@ -174,11 +188,11 @@ def find_proxy(url: str) -> Proxy | None:
     return Proxy(address=address, variable=variable)
 
 
-# ---------------------------------------------------------------------------------------------- inside
+# ------------------------------------------------------------------------------------------- inside
 
 
 def _is_exempt(target: SplitResult, entry: str) -> bool:
-    """Whether an entry of NO_PROXY names the address."""
+    """True if an entry of NO_PROXY matches the address."""
     scheme, has_scheme, pattern = entry.rpartition("://")
     if not pattern or entry == "*":
         return entry == "*" or scheme == target.scheme
@@ -199,7 +213,7 @@ def _is_exempt(target: SplitResult, entry: str) -> bool:
 
 
 def _get_port(target: SplitResult) -> int | None:
-    """None: that of its scheme."""
+    """Return the port, or None if it is the scheme's default."""
     return None if target.port == _DEFAULT_PORTS.get(target.scheme) else target.port
 
 
@@ -212,7 +226,10 @@ def _matches_host(pattern: str, host: str) -> bool:
 
 
 def _parse_network(text: str) -> _Network | None:
-    """A network, or an address as a network of one; None: it is a name."""
+    """Return a network, or None for a host name.
+
+    A single address is a network of one.
+    """
     address, slash, bits = text.partition("/")
     if slash and not bits.isdecimal():
         return None

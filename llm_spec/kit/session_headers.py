@@ -1,7 +1,8 @@
 """Headers of all calls for one answer, such as the id of its conversation.
 
-They are in a context variable while an answer's work runs, and so in every task that this starts: calls that know
-nothing of the request, such as tokenizing, have them too. A provider adds `get_session_headers()` to what it sends.
+They are in a context variable while an answer's work runs, and so in every task that this work
+starts. Calls that know nothing of the request, such as tokenizing, have them, too. A provider adds
+`get_session_headers()` to the headers that it sends.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ _HEADERS: Final[ContextVar[Mapping[str, str]]] = ContextVar("session_headers", d
 
 
 def get_session_headers() -> Mapping[str, str]:
-    """What every call for the present answer has in its headers: the session's id, if one is sent."""
+    """Return the headers of every call for the current answer, such as the session's id."""
     return _HEADERS.get()
 
 
 @contextmanager
 def bind_session_headers(headers: Mapping[str, str]) -> Generator[None]:
-    """While the context is open, calls have these headers. Not for generators, whose steps may run elsewhere."""
+    """Set the headers of calls while the context is open.
+
+    Not for generators, whose steps may run elsewhere.
+    """
     token = _HEADERS.set(headers)
     try:
         yield
@@ -35,7 +39,10 @@ def bind_session_headers(headers: Mapping[str, str]) -> Generator[None]:
 
 
 async def stream_with_session_headers(items: AsyncGenerator[T], headers: Mapping[str, str]) -> AsyncGenerator[T]:
-    """The items of a generator, each of whose steps runs with these headers; who reads them runs without."""
+    """Yield the items of a generator, each of whose steps runs with these headers.
+
+    The consumer's own code runs without them.
+    """
     async with aclosing(items):
         while True:
             try:

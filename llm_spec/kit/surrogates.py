@@ -1,7 +1,8 @@
-"""Halves of characters (lone surrogates), which JSON can say and UTF-8 cannot: joined, or replaced by U+FFFD. Pure.
+"""Joins halves of characters (lone surrogates), or replaces them by U+FFFD. Pure.
 
-A server that cuts its answer between the two halves of a character sends each in a chunk of its own. A half that stays
-alone cannot be encoded by a client, and this server refuses it when the client sends it back.
+JSON can express them, UTF-8 cannot. A server that cuts its answer between the two halves of a
+character sends each in a chunk of its own. A client cannot encode a lone half, and `llm-spec serve`
+refuses it when the client sends it back.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ __all__ = ["EscapeMender", "SurrogateJoiner", "is_encodable", "mend_escapes", "m
 _HIGH_ESCAPE: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW_ESCAPE: Final = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPE: Final = re.compile(rf"{_HIGH_ESCAPE}{_LOW_ESCAPE}|(?P<lone>{_HIGH_ESCAPE}|{_LOW_ESCAPE})|\\.", re.DOTALL)
-_ANY_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}|.|\Z)", re.DOTALL)  # also one that is cut off
+# also an escape that is cut off
+_ANY_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}|.|\Z)", re.DOTALL)
 _FIRST_HALF: Final = re.compile(_HIGH_ESCAPE)
 _ESCAPE_LENGTH: Final = len("\\ud83d")
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text has no half of a character."""
-    if text.isascii() or text.isprintable():  # a half is not; both cost a fifth of encoding it
+    """True if a text has no half of a character."""
+    if text.isascii() or text.isprintable():  # False for a half; a fifth of encoding's cost
         return True
     try:
         text.encode()
@@ -31,12 +33,12 @@ def is_encodable(text: str) -> bool:
 
 
 def mend_text(text: str) -> str:
-    """A text whose halves are joined where two follow each other, and U+FFFD where one is alone."""
+    """Join adjacent halves in a text, and replace lone ones by U+FFFD."""
     return text if is_encodable(text) else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def mend_value(value: Any) -> Any:
-    """A JSON value whose texts and names are mended."""
+    """Mend the texts and names of a JSON value."""
     if isinstance(value, str):
         return mend_text(value)
     if isinstance(value, dict):
@@ -45,18 +47,21 @@ def mend_value(value: Any) -> Any:
 
 
 def mend_escapes(text: str) -> str:
-    """A JSON text whose escapes are mended."""
+    """Mend the escapes of a JSON text."""
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["lone"] else found[0], text) if "\\" in text else text
 
 
 class SurrogateJoiner:
-    """Mends one text that comes in pieces; a first half at the end of a piece waits for the next."""
+    """Mends one text that comes in pieces.
+
+    A first half at the end of a piece waits for the next piece.
+    """
 
     def __init__(self) -> None:
         self.held = ""
 
     def push(self, text: str) -> str:
-        """Add a piece; what may be handed on."""
+        """Add a piece; return the part that can be passed on."""
         if not self.held and is_encodable(text):
             return text
         text, self.held = self.held + text, ""
@@ -65,20 +70,23 @@ class SurrogateJoiner:
         return mend_text(text)
 
     def flush(self) -> str:
-        """What is held back, at the end of the text."""
+        """Return the held text, at the end."""
         text, self.held = mend_text(self.held), ""
         return text
 
 
 class EscapeMender:
-    r"""Mends halves that are written as escapes (`\ud83d`) in a JSON text that comes in pieces, such as arguments."""
+    r"""Mends halves written as escapes (`\ud83d`) in a JSON text that comes in pieces.
+
+    Tool calls' arguments come in this way.
+    """
 
     def __init__(self) -> None:
         self._joiner = SurrogateJoiner()
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Add a piece; what may be handed on."""
+        """Add a piece; return the part that can be passed on."""
         text = self._joiner.push(text)
         if not self._held and "\\" not in text:
             return text
@@ -88,13 +96,16 @@ class EscapeMender:
         return mend_escapes(text)
 
     def flush(self) -> str:
-        """What is held back, at the end of the text."""
+        """Return the held text, at the end."""
         text, self._held = self._held + self._joiner.flush(), ""
         return mend_escapes(text)
 
 
 def _find_unfinished_escape(text: str) -> int:
-    """Where the last escape begins, or its pair, if more of it may come; else the end of the text."""
+    """Return the start of the last escape, or of its pair, if more of it may come.
+
+    Otherwise return the end of the text.
+    """
     first_half = (-1, -1)
     for match in _ANY_ESCAPE.finditer(text):
         start = first_half[0] if match.start() == first_half[1] else match.start()

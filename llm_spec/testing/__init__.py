@@ -1,4 +1,7 @@
-"""Fakes, a virtual clock and a conformance suite, for this library's tests and for those of others; needs no pytest."""
+"""Fakes, a virtual clock and a conformance suite, for this library's tests and for others'.
+
+It does not need pytest.
+"""
 
 from llm_spec.testing.clock import VirtualClockEventLoop, run_virtual
 from llm_spec.testing.conformance import ConformanceError, check_draft_conformance, check_provider_conformance

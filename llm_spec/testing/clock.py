@@ -1,15 +1,16 @@
-"""An event loop whose clock jumps to the next timer when nothing else is left to do: tests that wait take no time.
+"""An event loop whose clock jumps to the next timer when nothing else is left to do.
 
-Three cases decide how a turn of the loop waits:
+So tests that wait take no time. Three cases decide how a turn of the loop waits:
 
-- nothing is in a thread and a timer waits: the clock jumps to it (where sockets are open, they get `socket_grace_s`
-  of real time first, since what was sent may still be under way);
-- `run_in_executor` has work in a thread: real time passes, because the thread's result arrives at a real moment, and a
-  clock that jumped past every timeout meanwhile would make a fast thread look slow;
-- no timer waits: real waiting for a socket or for `call_soon_threadsafe`. With no socket open and nothing in a thread
-  nothing can happen any more, and after `patience_s` that is reported as a deadlock.
+- No thread works and a timer waits: the clock jumps to it. If sockets are open, they get
+  `socket_grace_s` of real time first, since data may still be under way.
+- `run_in_executor` has work in a thread: real time passes, because the thread's result arrives at a
+  real moment. If the clock jumped past every timeout meanwhile, a fast thread would look slow.
+- No timer waits: the loop really waits for a socket or for `call_soon_threadsafe`. If no socket is
+  open and no thread works, nothing can happen any more. After `patience_s` this is reported as a
+  deadlock.
 
-A thread that `run_in_executor` did not start is not seen: timers may overtake it.
+Threads that `run_in_executor` did not start are not seen: timers may overtake them.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ _SOCKET_GRACE_S: Final = 0.01
 
 
 def run_virtual(coroutine: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` by virtual clock: timers cost no time, and the loop's time begins at 0."""
+    """Run like `asyncio.run` by a virtual clock: timers cost no time, and time begins at 0."""
     with asyncio.Runner(loop_factory=VirtualClockEventLoop) as runner:
         return runner.run(coroutine)
 
 
 class VirtualClockEventLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop by virtual clock; `asyncio.sleep`, `asyncio.timeout` and `call_later` go by `time()`.
+    """An asyncio event loop by virtual clock.
 
-    Raises RuntimeError out of `run_until_complete` when it has waited `patience_s` real seconds for nothing.
-    `socket_grace_s`: real seconds that sockets have before each jump. Where both ends of all of them are in this loop,
-    on the same machine, next to nothing will do.
+    `asyncio.sleep`, `asyncio.timeout` and `call_later` use its `time()`. `run_until_complete`
+    raises RuntimeError after `patience_s` real seconds in which nothing could happen.
+
+    `socket_grace_s`: real seconds for sockets before each jump. If both ends of all sockets are in
+    this loop, a tiny value is enough.
     """
 
     def __init__(self, *, patience_s: float = 10.0, socket_grace_s: float = _SOCKET_GRACE_S) -> None:
@@ -51,21 +54,22 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         self.set_default_executor(self._threads)
 
     def time(self) -> float:
-        """Seconds since the loop was made, by its own clock."""
+        """Return the seconds since the loop was made, by its own clock."""
         return self._clock.now_s
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run `func` in a thread; the clock goes by real time until it has ended."""
+        """Run `func` in a thread; the clock follows real time until it has ended."""
         work = (executor or self._threads).submit(func, *args)
         self._clock.num_running_threads += 1
         future = asyncio.wrap_future(work, loop=self)
-        work.add_done_callback(self._end_thread_wait)  # after the future's own: the result is on its way by then
+        # called after the future's own callback, when the result is on its way
+        work.add_done_callback(self._end_thread_wait)
         return future
 
     def sleep_in_thread(self, seconds: float) -> None:
-        """Sleep in a thread of `run_in_executor` by this clock, as `time.sleep` does by real time."""
+        """Sleep by this clock in a thread of `run_in_executor`, like `time.sleep` in real time."""
         woken = threading.Event()
 
         def count_thread_as_sleeping() -> None:
@@ -83,12 +87,13 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         if not self.is_closed():
             self.call_soon_threadsafe(self._clock.end_thread_wait)
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's own signature; by this clock any timeout would be over at once
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's signature
+        # without a timeout: by this clock any would be over at once
         await super().shutdown_default_executor()
 
 
 class _ClockJumpingSelector(selectors.DefaultSelector):
-    """The loop's only place to wait: here time passes, by itself or by a jump."""
+    """The loop's only place to wait: here time passes, really or by a jump."""
 
     def __init__(self, patience_s: float, socket_grace_s: float) -> None:
         super().__init__()
@@ -110,7 +115,7 @@ class _ClockJumpingSelector(selectors.DefaultSelector):
     def _wait_or_jump_clock(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.num_running_threads:
             events = super().select(timeout)
-            # the loop's own work since the last call counts
+            # includes the loop's own work since the last call
             self.now_s += time.monotonic() - self._last_select_end_s
             return events
         num_sockets = len(self.get_map()) - 1  # the loop's own self-pipe is not one

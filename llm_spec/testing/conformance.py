@@ -1,7 +1,8 @@
-"""Does a provider or a draft keep what `llm_spec.contract` promises? Each check raises ConformanceError if not.
+"""Checks that a provider or a draft keeps the promises of `llm_spec.contract`.
 
-The checks watch from outside: what comes out of a stream, which asyncio tasks are left when it has been left, and,
-if the caller can tell, how many upstream streams are still open.
+Each check raises ConformanceError if a promise is broken. The checks watch from outside: the items
+of a stream, the asyncio tasks left after it, and, if the caller can count them, the upstream
+streams still open.
 """
 
 from __future__ import annotations
@@ -54,10 +55,15 @@ async def check_provider_conformance(
     secret: str | None = None,
     patience_s: float = 30.0,
 ) -> None:
-    """Check a provider against the docstrings of `LlmProvider`; `make` gives a fresh one for each promise.
+    """Check a provider against the docstrings of `LlmProvider`.
 
-    `requests` are two that it answers with the same text every time. `num_open` tells how many upstream streams a
-    provider has open; `secret` is an API key that `make` gave it. `patience_s` is for one promise.
+    `make`: makes a new provider for each promise.
+    `requests`: two requests that it answers with the same text every time.
+    `num_open`: returns the number of upstream streams that a provider has open.
+    `secret`: an API key that `make` gave it.
+    `patience_s`: the time limit for one promise.
+
+    Raises ConformanceError if a promise is broken.
     """
     for what, check in _PROVIDER_CHECKS.items():
         provider = make()
@@ -74,9 +80,10 @@ async def check_draft_conformance(
     target: TokenModel | None = None,
     patience_s: float = 30.0,
 ) -> None:
-    """Check a draft against the docstrings of `DraftProvider`; with a `target` that it can serve, of `TokenDrafter`.
+    """Check a draft against the docstrings of `DraftProvider`.
 
-    The other parameters are those of `check_provider_conformance`.
+    With a `target` that it can draft for, `TokenDrafter` is checked, too. The other parameters are
+    those of `check_provider_conformance`.
     """
     for what, check in _DRAFT_CHECKS.items():
         draft = make()
@@ -101,7 +108,7 @@ class _ProviderUnderTest(SubjectUnderTest):
         await self.provider.aclose()
 
     async def collect_answer(self, request: ChatRequest) -> tuple[list[str], Finish]:
-        """Collect the text deltas of one stream, and its end."""
+        """Collect the text deltas of one stream, and its finish."""
         async with self.provider.stream(request) as stream:
             events: list[object] = [event async for event in stream]
         self.require_one_finish(events)
@@ -131,7 +138,7 @@ class _DraftUnderTest(SubjectUnderTest):
         await self.draft.aclose()
 
 
-# ------------------------------------------------------------------------------------------- providers
+# ---------------------------------------------------------------------------------------- providers
 
 
 async def _check_name_and_capabilities(subject: _ProviderUnderTest) -> None:
@@ -209,7 +216,10 @@ async def _check_stop_string_ends_answer(subject: _ProviderUnderTest) -> None:
 
 
 def _find_stop_across_deltas(deltas: Sequence[str]) -> str | None:
-    """Two neighbouring characters of an answer, of different deltas where there are such: the hard case for a stop."""
+    """Return two adjacent characters of an answer, of different deltas if there are any.
+
+    Across deltas is the hard case for a stop string.
+    """
     seams = [left[-1] + right[0] for left, right in pairwise(deltas) if left and right]
     text = "".join(deltas)
     pairs = seams or [text[i : i + 2] for i in range(len(text) - 1)]
@@ -245,7 +255,7 @@ _PROVIDER_CHECKS: Final[Mapping[str, Callable[[_ProviderUnderTest], Coroutine[An
 }
 
 
-# ---------------------------------------------------------------------------------------------- drafts
+# ------------------------------------------------------------------------------------------- drafts
 
 _DRAFT_TOKENS: Final = 8
 

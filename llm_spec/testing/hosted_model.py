@@ -1,6 +1,7 @@
-"""A hosted model as far as time and money go: it reads, caches, takes predictions and judges drafts.
+"""The times and costs of a hosted model: it reads, caches, takes predictions, judges drafts.
 
-It knows one answer, as `SimulatedTarget` does; times are `asyncio.sleep`, tokens the pieces of `split_into_pieces`.
+It knows one answer, like `SimulatedTarget`. Times are `asyncio.sleep`, tokens the pieces of
+`split_into_pieces`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ __all__ = ["SimulatedHostedModel"]
 
 
 class SimulatedHostedModel:
-    """Writes `answer`, and says honestly which passages of a draft it would have written.
+    """Writes `answer`, and judges correctly which passages of a draft it would have written.
 
-    The first token takes `first_token_s` and `read_token_s` for every token of the prompt that no earlier prompt began
-    with; each other `token_s`, or `predicted_token_s` where a prediction had it.
+    The first token takes `first_token_s`, and `read_token_s` for every token of the prompt that is
+    not a beginning shared with an earlier prompt. Every other token takes `token_s`, or
+    `predicted_token_s` if a prediction contained it.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class SimulatedHostedModel:
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _stream_reply(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         prompt = [piece for message in request.messages for piece in split_into_pieces(message.text)]
@@ -72,7 +74,7 @@ class SimulatedHostedModel:
         for index, piece in enumerate(pieces):
             if index:
                 at += self._predicted_token_s if predicted[index] else self._token_s
-            await asyncio.sleep(max(0.0, at - clock()))  # it writes on while its reader is busy
+            await asyncio.sleep(max(0.0, at - clock()))  # it keeps writing while its reader is busy
             yield TextDelta(piece)
         num_accepted = sum(predicted)
         num_rejected = len(split_into_pieces(request.prediction or "")) - num_accepted
@@ -87,7 +89,7 @@ class SimulatedHostedModel:
         yield Finish("stop", usage, "eos")
 
     def _choose_reply_text(self, request: ChatRequest) -> str:
-        """What it writes: a verdict, the rest of an answer that broke off, or the answer."""
+        """Return a verdict, the rest of an interrupted answer, or the answer."""
         *before, last = request.messages
         question = _parse_judge_question(last.text)
         if question is not None:
@@ -117,7 +119,7 @@ class _JudgeQuestion(NamedTuple):
 
 
 def _parse_judge_question(text: str) -> _JudgeQuestion | None:
-    """A question that `judge` asks; None: it is another message."""
+    """Parse a question that `judge` asks; return None for any other message."""
 
     def read_json_after_mark(mark: str, default: Any = None) -> Any:
         at = text.rfind(mark)
@@ -136,12 +138,12 @@ def _parse_judge_question(text: str) -> _JudgeQuestion | None:
 
 
 def _count_common_prefix_pieces(prompt: Sequence[str], earlier: Sequence[str]) -> int:
-    """How many pieces two prompts begin with together."""
+    """Count the pieces that two prompts share at their beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, earlier, strict=False)))
 
 
 def _match_pieces_with_prediction(pieces: Sequence[str], prediction: Sequence[str]) -> list[bool]:
-    """Which pieces of an answer a prediction had, in its order."""
+    """Tell for each piece of an answer if a prediction contained it, in order."""
     is_predicted = [False] * len(pieces)
     for block in SequenceMatcher(None, pieces, prediction, autojunk=False).get_matching_blocks():
         is_predicted[block.a : block.a + block.size] = [True] * block.size

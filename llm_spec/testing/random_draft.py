@@ -1,4 +1,4 @@
-"""A draft that knows nothing: what the target writes must not depend on it, and what it costs is the worst case."""
+"""A draft that knows nothing: answers must not depend on it, and its cost is the worst case."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ __all__ = ["RANDOM_DRAFT", "RandomDraft"]
 
 
 class RandomDraft:
-    """Draft random ids of the target's vocabulary, or random words; the same for every request of one seed.
+    """Draft random ids of the target's vocabulary, or random words.
 
-    A `DraftProvider` and `TokenDrafter` that never ends by itself.
+    Every request of one seed gets the same draft. A `DraftProvider` and `TokenDrafter` that never
+    ends by itself.
     """
 
     capabilities = DraftCapabilities(is_free=True)

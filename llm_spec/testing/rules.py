@@ -1,4 +1,7 @@
-"""A chat model that answers by rules: it calls tools, returns JSON that fits a schema, else repeats the question."""
+"""A chat model that answers by rules.
+
+It calls tools, returns JSON that fits a schema, or repeats the question.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,24 @@ Json: TypeAlias = Mapping[str, Any]
 
 _WORD: Final = re.compile(r"[a-z]+")
 _KEYS: Final = re.compile(r"((?:['\"]\w+['\"](?:\s*,)?\s+(?:and\s+)?)+)keys?\b")
-_MIN_LONG_WORD: Final = 4  # letters of a word that says which tool is meant
+_MIN_LONG_WORD: Final = 4  # letters of a word that can choose a tool
 _CONSTANT_VALUES: Final = {"boolean": True, "null": None}
 
 
 class RuleBasedProvider:
-    """Answer from the last message alone, the same every time; for tests of programs that use chat models.
+    """Answer from the last message alone, the same every time; for tests of other programs.
 
-    - A tool's result is repeated: `The tool words: …`.
-    - A tool is called when `tool_choice` says so, or the user's text has a long word of its name in it. Its arguments
-      fit its schema: numbers come from the text in their order, texts from what is quoted there, else the whole text.
-    - `response_format` is answered with such a value; `json_object` with `{"answer": text}`, or with the keys that the
-      text asks for in quotes before the word (`with 'a' and 'b' keys`).
-    - Anything else is repeated: `You words: …`, word by word, within `max_tokens` words, up to a stop string.
-    - `stream_chunks` serves `n`, `logprobs` and `top_logprobs`: equal choices, every piece certain and without rival.
+    - A tool's result is repeated: `The tool said: …`.
+    - A tool is called if `tool_choice` requires it, or if the user's text has a long word of its
+      name. Its arguments fit its schema: numbers come from the text in order; strings are the
+      quoted parts of the text, or the whole text.
+    - `response_format` is answered with such a value. `json_object` is answered with `{"answer":
+      text}`, or with the keys that the text has in quotes before the word (`with 'a' and 'b'
+      keys`).
+    - Any other text is repeated: `You said: …`, word by word, within `max_tokens` words, up to a
+      stop string.
+    - `stream_chunks` serves `n`, `logprobs` and `top_logprobs`: equal choices, every piece certain
+      and without alternatives.
     """
 
     def __init__(self, name: str = "rules:any") -> None:
@@ -86,7 +93,7 @@ def _make_openai_chunk(request: ChatRequest, model: str, choices: Sequence[Json]
 
 
 def _make_openai_choice(request: ChatRequest, event: StreamEvent) -> Json:
-    """One event as a choice of a chunk, without its index."""
+    """Make the choice of a chunk from one event, without its index."""
     text = event.text if isinstance(event, TextDelta) else ""
     finish_reason = event.finish_reason if isinstance(event, Finish) else None
     logprobs = _make_certain_logprobs(request, text) if isinstance(event, TextDelta) else None
@@ -109,7 +116,7 @@ def _make_openai_delta(event: StreamEvent) -> Json:
 
 
 def _make_certain_logprobs(request: ChatRequest, text: str) -> Json | None:
-    """Of one piece: it was certain, and nothing else was thought of."""
+    """Make the log-probabilities of a certain piece without alternatives."""
     if request.raw:
         if request.extra.get("logprobs") is None:
             return None
@@ -146,7 +153,7 @@ def _generate_rule_based_answer(request: ChatRequest) -> Iterator[StreamEvent]:
     end, stop_string = min(places, default=(len(text), None))
     pieces = _iter_text_pieces(text[:end])
     num_output = 0
-    limit = request.extra.get("max_tokens", request.max_tokens)  # 0 comes in `extra` alone
+    limit = request.extra.get("max_tokens", request.max_tokens)  # 0 is only possible in `extra`
     for piece in islice(pieces, None if limit is None else min(limit, sys.maxsize)):
         num_output += 1
         yield TextDelta(piece)
@@ -158,7 +165,7 @@ def _generate_rule_based_answer(request: ChatRequest) -> Iterator[StreamEvent]:
 
 
 def _iter_text_pieces(text: str) -> Iterator[str]:
-    """The pieces of a text, each cut when it is wanted."""
+    """Yield the pieces of a text, each cut when it is needed."""
     start = 0
     for end in iterate_piece_ends(text, 0):
         yield text[start:end]
@@ -181,7 +188,7 @@ def _write_answer_text(request: ChatRequest) -> str:
 
 
 def _choose_function(request: ChatRequest) -> Json | None:
-    """The function to call, if any."""
+    """Return the function to call, or None."""
     functions = [_get_tool_function(tool) for tool in request.tools if tool.get("type") == "function"]
     choice = request.tool_choice
     if isinstance(choice, Mapping):
@@ -213,7 +220,7 @@ def _find_long_words(name: str) -> set[str]:
 
 
 class _ValueHints:
-    """What a text holds to fill values with."""
+    """The parts of a text that can fill values."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -222,7 +229,7 @@ class _ValueHints:
 
 
 def _make_value_for_schema(schema: Json, hints: _ValueHints, definitions: Json | None = None) -> Any:
-    """A value that fits a JSON schema."""
+    """Make a value that fits a JSON schema."""
     definitions = definitions or cast("Json", schema.get("$defs") or schema.get("definitions") or {})
     if "$ref" in schema:
         return _make_value_for_schema(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], hints, definitions)

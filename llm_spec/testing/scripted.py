@@ -1,4 +1,4 @@
-"""A provider that answers from a script, as its own pieces, delays and failures say."""
+"""A provider that answers from a script, with its pieces, delays and failures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ Script: TypeAlias = "str | Sequence[StreamEvent] | Callable[[ChatRequest], str |
 
 
 class ScriptedProvider:
-    """Answer every request with `script`; `ProviderDraft(ScriptedProvider(...))` is a scripted draft.
+    """Answer every request with `script`.
 
-    A text comes in pieces of `piece_size` characters (None: of words), which stand for tokens: it honours
-    `max_tokens`, `stop` and, with the capability `continue_prefix`, a `prefix` that it begins with. Events come as they
-    are, promises broken or kept, with no Finish added. `fail_at` raises instead of the event of that index.
+    `ProviderDraft(ScriptedProvider(...))` is a scripted draft.
 
-    `requests` are those it got; `num_open` streams are open now, `num_closed` have been left, `num_acloses` counts
-    calls of `aclose`. Delays are `asyncio.sleep`; with none, every event still gives the loop a turn.
+    A text comes in pieces of `piece_size` characters (words, if None), which stand for tokens. It
+    honours `max_tokens`, `stop` and, with the capability `continue_prefix`, a `prefix` that it
+    begins with. Events come unchanged, even if they break promises; no Finish is added. `fail_at`
+    maps indices of events to errors that are raised in their place.
+
+    `requests` are the requests that it got. `num_open` streams are open now, `num_closed` have been
+    left, `num_acloses` counts calls of `aclose`. Delays are `asyncio.sleep`; even without delay,
+    every event gives the loop a turn.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class ScriptedProvider:
             yield event
 
     def _make_answer_events(self, text: str, request: ChatRequest) -> list[StreamEvent]:
-        """Give a text as an honest model does."""
+        """Make the events of a text, as a correct model would."""
         if self.capabilities.continue_prefix:
             text = text.removeprefix(request.prefix)
         pieces = self._split_text_into_pieces(text)

@@ -1,7 +1,7 @@
-"""A target and a draft that know one text and take their time: what a latency model looks like to a strategy.
+"""A target and a draft that know one text and take their time: a latency model for strategies.
 
-Their tokens are the pieces of `split_into_pieces`. Times are `asyncio.sleep`, so that by the virtual clock a long
-answer takes no time; `ScriptedModelServer` is the same over real sockets.
+Their tokens are the pieces of `split_into_pieces`. Times are `asyncio.sleep`, so a long answer
+takes no time by the virtual clock. `ScriptedModelServer` is the same over real sockets.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _PROMPT_ID: Final = 1
 
 
 class SimulatedTarget:
-    """Writes `answer`, greedily, from wherever it is to continue; a text that departs from it is passed over.
+    """Writes `answer`, greedily, from any point; a text that differs from it is skipped.
 
-    A `LlmProvider` that continues prefixes, and with `by_ids` a `TokenEndpoint`. The first token of a call takes
-    `round_trip_s + first_token_s`, each other `token_s`; its prompt has `num_prompt_tokens`, whatever it says. A
-    call of `sample_next` takes `row_s` more for each prefix but its first, and for each stream and each prefix of other
-    calls that is under way when it is sent. `num_open` calls are open now, at most `max_open` were.
+    A `LlmProvider` that continues prefixes, and with `by_ids` a `TokenEndpoint`. The first token of
+    a call takes `round_trip_s + first_token_s`, every other token `token_s`. Every prompt has
+    `num_prompt_tokens`. A call of `sample_next` takes `row_s` more for each prefix but its first,
+    and for each stream and each prefix of other calls that run when it is sent. `num_open` calls
+    are open now, at most `max_open` were.
     """
 
     context_length: int | None = None
@@ -56,7 +57,7 @@ class SimulatedTarget:
         self._token_s = token_s
         self._round_trip_s = round_trip_s
         self._row_s = row_s
-        self._num_further_prefixes = 0  # of the calls that are open, each but the first
+        self._num_further_prefixes = 0  # of open calls, without the first of each
         self._num_prompt = num_prompt_tokens
         self._texts = ["", "<prompt>"]
         self._ids: dict[str, int] = {}
@@ -75,13 +76,13 @@ class SimulatedTarget:
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    # ------------------------------------------------------------------------------------- token endpoint
+    # ------------------------------------------------------------------------------- token endpoint
 
     async def encode(self, text: str) -> list[int]:
         pieces = split_into_pieces(text)
         await asyncio.sleep(
             0.0 if self._tokenized_pieces.issuperset(pieces) else self._round_trip_s
-        )  # known words are remembered
+        )  # known pieces are cached
         self._tokenized_pieces.update(pieces)
         return self._encode_pieces(pieces)
 
@@ -120,7 +121,7 @@ class SimulatedTarget:
         async with aclosing(self._stream_rest_of_answer(written, request.max_tokens, with_ids=True)) as events:
             yield events
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _stream_rest_of_answer(
         self, written: Sequence[str], max_tokens: int | None, *, with_ids: bool
@@ -146,7 +147,7 @@ class SimulatedTarget:
         self.max_open = max(self.max_open, self.num_open)
 
     def _get_answer_token_after(self, prefix: Sequence[int]) -> SampledToken:
-        at = max(0, len(prefix) - self._num_prompt)  # a part of the prompt may be read alone
+        at = max(0, len(prefix) - self._num_prompt)  # a prefix may be a part of the prompt
         if at >= len(self._pieces):
             return SampledToken(_EOS_ID, "", is_end=True)
         return SampledToken(self._encode_pieces([self._pieces[at]])[0], self._pieces[at])
@@ -160,9 +161,10 @@ class SimulatedTarget:
 
 
 class SimulatedDraft:
-    """Guesses `answer`, each piece rightly with probability `agreement` (drawn anew for every call, by `seed`).
+    """Guesses `answer`, each piece correctly with probability `agreement`.
 
-    The first piece of a call takes `first_token_s`, each other `token_s`. `num_calls` were made.
+    Each call draws anew, by `seed`. The first piece of a call takes `first_token_s`, every other
+    piece `token_s`. `num_calls` counts the calls.
     """
 
     name = "simulated:draft"

@@ -1,4 +1,7 @@
-"""What holds of everything that is opened, read piece by piece and left: the checks that providers and drafts share."""
+"""The checks that providers and drafts share.
+
+They hold for everything that is opened, read piece by piece and left.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ __all__ = [
     "run_check",
 ]
 
-_MAX_SETTLE_S: Final = 5.0  # how long after its stream was left a piece of work may take to be gone
-_NUM_LOOP_TURNS: Final = (0, 1, 2, 3, 5, 8, 13)  # turns of the loop after which a stream is cancelled
+_MAX_SETTLE_S: Final = 5.0  # the most time that work may take to end after its stream was left
+_NUM_LOOP_TURNS: Final = (0, 1, 2, 3, 5, 8, 13)  # a stream is cancelled after so many turns
 
 
 class ConformanceError(AssertionError):
-    """A promise of the contract is broken; the message names whose and which."""
+    """A promise of the contract is broken; the message names the object and the promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectUnderTest(ABC):
-    """What is checked."""
+    """The provider or draft that is checked."""
 
     requests: Sequence[ChatRequest]
     num_open: Callable[[], int] | None
@@ -56,12 +59,12 @@ class SubjectUnderTest(ABC):
             raise ConformanceError(f"{self.name or 'a provider without a name'}: {promise}")
 
     async def collect_items(self, index: int) -> list[object]:
-        """Collect all that one piece of work gives."""
+        """Collect all items of one stream."""
         async with self.open_stream(index) as items:
             return [item async for item in items]
 
     async def require_idle(self, before: set[asyncio.Task[Any]], what: str) -> None:
-        """Wait until nothing runs any more but the tasks of `before`, those that were there before the work."""
+        """Wait until only the tasks of `before` are left, those that existed before the work."""
         deadline = asyncio.get_running_loop().time() + _MAX_SETTLE_S
         while leftover := self._describe_leftover_tasks(before):
             self.require_promise(
@@ -78,7 +81,7 @@ class SubjectUnderTest(ABC):
 
 
 async def run_check(subject: SubjectUnderTest, what: str, check: Coroutine[Any, Any, None], patience_s: float) -> None:
-    """Run one check within its time, and close what was checked."""
+    """Run one check within its time limit, and close the subject."""
     timeout = asyncio.timeout(patience_s)
     try:
         async with timeout:
@@ -87,19 +90,22 @@ async def run_check(subject: SubjectUnderTest, what: str, check: Coroutine[Any, 
         subject.require_promise(not timeout.expired(), f"{what} took longer than {patience_s} s to check")
         raise
     finally:
-        with suppress(Exception):  # closing is a promise of its own, and must not hide the one that was broken
+        with suppress(Exception):  # closing is another promise; its error must not hide this one
             await subject.aclose()
 
 
 async def check_early_exit(subject: SubjectUnderTest) -> None:
-    """Leave before the first piece and after it: no more may come, and nothing may go on."""
+    """Leave before the first piece and after it.
+
+    No more pieces may come, and no work may continue.
+    """
     before = asyncio.all_tasks()
     for num_read in (0, 1):
         async with subject.open_stream(0) as items:
             for _ in range(num_read):
                 await anext(items, None)
         late = None
-        with suppress(Exception):  # the end of the iteration, or that it is closed: both say that no more comes
+        with suppress(Exception):  # the end of the iteration, or a closed iterator
             late = await anext(items, None)
         subject.require_promise(late is None, f"nothing may come after the context was left; {late!r} came")
         await subject.require_idle(before, "leaving a stream early")
@@ -114,7 +120,7 @@ async def check_exit_by_exception(subject: SubjectUnderTest) -> None:
         async with subject.open_stream(0) as items:
             await anext(items, None)
             raise reason
-    except Exception as error:  # noqa: BLE001 - whatever came of it is looked at
+    except Exception as error:  # noqa: BLE001 - any exception is examined
         texts_read = error
     subject.require_promise(
         texts_read is reason, f"an exception inside the context must leave it as it is; it became {texts_read!r}"
@@ -123,7 +129,10 @@ async def check_exit_by_exception(subject: SubjectUnderTest) -> None:
 
 
 async def check_concurrency(subject: SubjectUnderTest) -> None:
-    """Read two side by side, and leave one while the other goes on: each must say what it says alone."""
+    """Read two streams side by side, and leave one while the other continues.
+
+    Each must give the same text as alone.
+    """
     alone = [_join_item_texts(await subject.collect_items(index)) for index in (0, 1)]
     async with subject.open_stream(0) as first, subject.open_stream(1) as second:
         head = await anext(first, None)
@@ -141,7 +150,7 @@ async def check_concurrency(subject: SubjectUnderTest) -> None:
 
 
 async def check_cancellation(subject: SubjectUnderTest) -> None:
-    """Cancel at several moments: CancelledError must come out, and nothing may go on."""
+    """Cancel at several moments: CancelledError must come out, and no work may continue."""
     await cancel_after_turns(subject, lambda: subject.collect_items(0))
     before = asyncio.all_tasks()
     started_event = asyncio.Event()
@@ -161,7 +170,7 @@ async def _read_expecting_cancel(subject: SubjectUnderTest, started_event: async
 
 
 async def cancel_after_turns(subject: SubjectUnderTest, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Cancel a piece of work again and again, each time some turns of the loop later."""
+    """Cancel the same work repeatedly, each time some turns of the loop later."""
     before = asyncio.all_tasks()
     for num_turns in _NUM_LOOP_TURNS:
         task = asyncio.create_task(work())
@@ -173,7 +182,7 @@ async def cancel_after_turns(subject: SubjectUnderTest, work: Callable[[], Corou
 
 async def _cancel_and_check(subject: SubjectUnderTest, task: asyncio.Task[Any]) -> None:
     if not task.cancel():
-        task.result()  # it had ended by itself; an error of its own is the caller's to see
+        task.result()  # it had ended; the caller sees its error
         return
     _, pending = await asyncio.wait([task], timeout=_MAX_SETTLE_S)
     subject.require_promise(not pending, f"cancellation must end a request; it ran on for {_MAX_SETTLE_S} s")

@@ -1,4 +1,7 @@
-"""Check that a token model, its sessions and tokenizer keep what `llm_spec.contract.token_model` promises of them."""
+"""Checks that token models, their sessions and tokenizers keep the contract.
+
+The contract is `llm_spec.contract.token_model`.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,16 @@ _TEXTS: Final = (
     "<|endoftext|> </s> <eos>",
 )
 _PROMPT_LENGTHS: Final = (1, 7, 40)
-_LOGIT_TOLERANCE: Final = (
-    0.05  # the same row, whatever the rounding: half precision and other kernels stay well below it
-)
+# Rounding of the same row by half precision and other kernels stays well below it
+_LOGIT_TOLERANCE: Final = 0.05
 
 
 def check_token_model_conformance(model: TokenModel, *, texts: Sequence[str] = _TEXTS) -> None:
-    """Check a model and its tokenizer; `texts` are such as its tokenizer can give back unchanged.
+    """Check a model and its tokenizer, in the calling thread.
 
-    It runs in the calling thread. Raises ConformanceError, and what the model raises.
+    `texts`: texts that its tokenizer can reproduce unchanged.
+
+    Raises ConformanceError if a promise is broken, and any error of the model.
     """
     _TokenModelChecks(model).check_all(texts)
 
@@ -64,7 +68,7 @@ class _TokenModelChecks:
                 if self.model.same_text:
                     self.check_rows_are_same_at_any_width(length)
 
-    # ---------------------------------------------------------------------------------------- values
+    # --------------------------------------------------------------------------------------- values
 
     def check_vocabulary_and_context_sizes(self) -> None:
         model = self.model
@@ -107,7 +111,7 @@ class _TokenModelChecks:
             is_kept, f"{what} must be below vocab_size {self.model.vocab_size}; they are {list(token_ids)}"
         )
 
-    # -------------------------------------------------------------------------------------- sessions
+    # ------------------------------------------------------------------------------------- sessions
 
     def check_closing_twice(self) -> None:
         session = self.model.open()
@@ -180,13 +184,13 @@ class _TokenModelChecks:
         is_kept = np.array_equal([*(a for a, _ in mixed), *(b for _, b in mixed)], read_alone)
         self.require_promise(is_kept, "two sessions must not disturb each other")
 
-    # ----------------------------------------------------------------------------------------- parts
+    # ---------------------------------------------------------------------------------------- parts
 
     def draw_token_ids(self, num: int) -> list[int]:
         return [self._rng.randrange(self.model.vocab_size) for _ in range(num)]
 
     def read_logits_rows(self, session: TokenSession, token_ids: Sequence[int]) -> FloatArray:
-        """Logits after each token, to keep: [len(token_ids), vocab_size]."""
+        """Return a copy of the logits after each token: [len(token_ids), vocab_size]."""
         return session.forward(token_ids, num_rows=len(token_ids)).copy()
 
     def truncate_and_check_length(self, session: TokenSession, length: int) -> None:

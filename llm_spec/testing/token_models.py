@@ -1,4 +1,4 @@
-"""Local token models that need no files: a logits table, tokenizers of bytes and of characters, and their provider."""
+"""Token models without files: a logits table, byte and character tokenizers, a provider."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ __all__ = ["ByteTokenizer", "CharTokenizer", "LocalProvider", "TableModel"]
 
 FloatArray = NDArray[np.floating[Any]]
 
-# How much likelier than noise (standard normal logits) the next token of a model's own text is.
+# Added to the logit of the next token of a model's own text; the noise is standard normal
 _NEXT_TOKEN_LOGIT: Final = 12.0
 
 
 class ByteTokenizer:
-    """One id per UTF-8 byte, so characters beyond ASCII are several tokens; then EOS and the answer's beginning."""
+    """One id per UTF-8 byte, then EOS and the mark of the answer's beginning.
+
+    Characters beyond ASCII are several tokens.
+    """
 
     fingerprint = "bytes"
     num_ids = 258
@@ -50,9 +53,9 @@ class ByteTokenizer:
 
 
 class CharTokenizer:
-    """One id per character of `alphabet`, then EOS and the answer's beginning: vocabularies small enough to count.
+    """One id per character of `alphabet`, then EOS and the mark of the answer's beginning.
 
-    Raises InvalidRequestError for other characters.
+    So vocabularies are small enough to count. Raises InvalidRequestError for other characters.
     """
 
     def __init__(self, alphabet: str) -> None:
@@ -78,16 +81,17 @@ class CharTokenizer:
 
 
 class TableModel:
-    """A token model whose logits depend on nothing but the last `order` tokens and `seed`.
+    """A token model whose logits depend only on the last `order` tokens and `seed`.
 
-    Given a `text`, it is nearly sure of the text's next token after the longest match with the context, and answers
-    with that text when greedy (as far as `order` tokens tell where in it they are); with none it is noise alone.
-    `vocab_size` above the tokenizer's `num_ids` adds ids that mean nothing, as real models have.
+    With a `text`, it is nearly sure of the text's next token after the longest match with the
+    context. When greedy, it answers with that text, if `order` tokens identify each place in it.
+    Without a text its logits are noise. A `vocab_size` above the tokenizer's `num_ids` adds ids
+    without meaning, as real models have.
 
-    Faults, all of which may be changed between calls: `nan_at` are positions in the context after which the logits
-    are NaN, `fail_at` has what `forward` raises when it reads a position, `forward_s` seconds are slept in each
-    `forward`, by `sleep`. `num_open` sessions are open now, `num_closed` have been closed; `widths` are those of all
-    `forward`s.
+    Faults, which may be changed between calls: `nan_at` are positions in the context after which
+    the logits are NaN. `fail_at` maps positions to errors that `forward` raises when it reads them.
+    Each `forward` sleeps `forward_s` seconds, by `sleep`. `num_open` sessions are open now,
+    `num_closed` have been closed; `widths` are those of all `forward` calls.
     """
 
     same_text = True
@@ -158,7 +162,7 @@ class TableModel:
 
 
 class _TableSession:
-    """The context's ids stand for a key-value cache."""
+    """A session; the context's ids stand for a key-value cache."""
 
     def __init__(self, model: TableModel) -> None:
         self._model = model
@@ -174,13 +178,14 @@ class _TableSession:
         model, start = self._model, len(self._ids)
         self._check_forward_arguments(token_ids, num_rows)
         model.widths.append(len(token_ids))
-        if model.forward_s > 0:  # to sleep for no time takes a tenth of a millisecond
+        if model.forward_s > 0:  # even sleep(0) takes a tenth of a millisecond
             model.sleep(model.forward_s)
         for position in range(start, start + len(token_ids)):
             if position in model.fail_at:
                 raise model.fail_at[position]
         if self._last_logits is not None:
-            self._last_logits.fill(np.nan)  # logits are valid until the next call: whoever keeps them shall notice
+            # logits are valid until the next call: code that keeps them must notice
+            self._last_logits.fill(np.nan)
         self._ids += token_ids
         self._last_logits = np.stack(
             [self._compute_logits_row(end) for end in range(len(self._ids) - num_rows, len(self._ids))]
@@ -215,7 +220,10 @@ class _TableSession:
 
 
 class LocalProvider(TokenModelProvider[TokenModel]):
-    """An `LlmProvider` around any token model. The model stays its maker's: `aclose` releases nothing."""
+    """An `LlmProvider` around any token model.
+
+    The model belongs to the code that made it: `aclose` releases nothing.
+    """
 
 
 def _join_message_texts(request: ChatRequest) -> str:

@@ -128,7 +128,7 @@ def test_a_text_format_is_the_default_one() -> None:
         ("n", True, "refused", r"n is set; m is a local model and cannot serve it (relayed from the server)"),
         ("mirostat", 1, "left_out", "mirostat is set; m is a local model and cannot serve it ("),
         ("vendor", 0, "left_out", "vendor is set; m is a local model and cannot serve it"),
-        ("temperature", 0.5, "left_out", "extra has temperature, a field of its own; give temperature beside extra"),
+        ("temperature", 0.5, "left_out", "extra has temperature, an option of its own; pass temperature outside extra"),
     ],
 )
 def test_other_values_do(name: str, value: Any, use: str, message: str | None) -> None:

@@ -145,7 +145,7 @@ async def test_ids_of_calls_belong_to_the_conversation(provider: OnnxProvider) -
     ("options", "message"),
     [
         ({"tools": [{"type": "function", "function": {}}]}, r"tools\[0\].function.name is None; it must be a text"),
-        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] is of type 'web_search'; .* takes functions alone"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] is of type 'web_search'; .* takes only functions"),
         ({"tools": [{"name": "x"}]}, r"tools\[0\].function is missing; it must be an object with name and parameters"),
         (
             {"tools": [{"type": "function", "function": "x"}]},

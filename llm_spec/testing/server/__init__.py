@@ -1,8 +1,9 @@
-"""An OpenAI-compatible server with a scripted answer, a latency model and faults, on real sockets.
+"""An OpenAI-compatible server with a scripted answer, a latency model and faults.
 
-Tests and benchmarks talk to it. It stands for a greedy model that knows one text. Its tokens are the pieces of
-`split_into_pieces`; a prompt is rendered as `<|user|>…<|end|><|assistant|>`, each mark one token, and what is behind
-the last `<|assistant|>` is the beginning of the answer, whether it comes as messages, as text or as token ids.
+Tests and benchmarks talk to it over real sockets. It stands for a greedy model that knows one text.
+Its tokens are the pieces of `split_into_pieces`. A prompt is rendered as
+`<|user|>…<|end|><|assistant|>`, each mark one token. The text behind the last `<|assistant|>` is
+the beginning of the answer, in messages, text and token ids alike.
 """
 
 from llm_spec.testing.server.app import ScriptedModelServer

@@ -1,4 +1,4 @@
-"""The server: its endpoints, and how long they take."""
+"""The server: its endpoints, and their times."""
 
 from __future__ import annotations
 
@@ -47,14 +47,17 @@ ContinuesPrefix: TypeAlias = Literal["fields", "repeats"] | None
 class ScriptedModelServer:
     """Answers every prompt with `answer`, on a free port of 127.0.0.1, inside its `async with`.
 
-    continues_prefix: whether a last message of the assistant is continued: with `continue_final_message` ("fields"),
-    always and with that message's text once more in front ("repeats"), or never. context_length: how many tokens a
-    prompt and its answer may have together. tokens_per_frame: how many a streamed frame has, as of a busy server; it is
-    sent when the last of them is there. `faults` may be set anew at any time.
+    `continues_prefix`: if and how a last message of the assistant is continued. "fields": with
+    `continue_final_message`; "repeats": always, with that message's text repeated in front; None:
+    never.
+    `context_length`: the most tokens of a prompt and its answer together.
+    `tokens_per_frame`: the tokens in a streamed frame, as from a busy server. It is sent when its
+    last token is ready.
+    `faults`: may be changed at any time.
 
-    `paths` are those of all requests, `requests` the bodies of those for text; `num_open_streams` of them
-    are being answered or wait for their turn, `num_cancelled` were left by their client; `num_generated_tokens` is what
-    all of them cost.
+    `paths` are those of all requests, `requests` the bodies of those for text. `num_open_streams`
+    requests are being answered or wait for their turn, `num_cancelled` were left by their client.
+    `num_generated_tokens` counts the tokens of all of them.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class ScriptedModelServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    # ------------------------------------------------------------------------------------------ endpoints
+    # ------------------------------------------------------------------------------------ endpoints
 
     async def _handle_chat(self, request: web.Request) -> web.StreamResponse:
         body, faults = await self._read_body_and_faults(request)
@@ -120,7 +123,7 @@ class ScriptedModelServer:
             self._make_completion_answer(body, prompt_ids) for prompt_ids in self._parse_prompts(body.get("prompt"))
         ]
         if body.get("stream") and len(answers) > 1:
-            raise InvalidRequestError("this server streams no batches")
+            raise InvalidRequestError("this server cannot stream several prompts; send one, or leave out stream")
         return await self._respond_with_answers(request, body, "text", answers, faults)
 
     async def _respond_with_answers(
@@ -153,7 +156,7 @@ class ScriptedModelServer:
         model = {"id": MODEL, "object": "model", "max_model_len": self.context_length}
         return web.json_response({"object": "list", "data": [model]})
 
-    # ------------------------------------------------------------------------------------------ requests
+    # ------------------------------------------------------------------------------------- requests
 
     @web.middleware
     async def _handle_with_latency_and_faults(
@@ -170,10 +173,10 @@ class ScriptedModelServer:
         except ScriptedFailure as failure:
             return failure.response
         except ConnectionError:
-            return web.Response(status=499)  # sent to nobody; aiohttp would log what is raised, with a traceback
+            return web.Response(status=499)  # sent to nobody; aiohttp would log an exception
 
     async def _read_body_and_faults(self, request: web.Request) -> tuple[Json, ServerFaults]:
-        """The body of a request for text, and the faults its answer has."""
+        """Return the body of a request for text, and the faults of its answer."""
         body = await read_json_body(request)
         self.requests.append(body)
         faults, last = self.faults, self.faults.num_requests
@@ -183,10 +186,10 @@ class ScriptedModelServer:
             raise ScriptedFailure(faults.status, faults.retry_after_s)
         return body, faults
 
-    # ------------------------------------------------------------------------------------------ answers
+    # -------------------------------------------------------------------------------------- answers
 
     def _find_continued_prefix(self, body: Json) -> str | None:
-        """The text that a chat request wants continued."""
+        """Return the text that a chat request continues, or None."""
         last = read_chat_messages(body)[-1]
         requested_model = self.continues_prefix == "repeats" or (
             self.continues_prefix == "fields" and bool(body.get("continue_final_message"))
@@ -194,7 +197,7 @@ class ScriptedModelServer:
         return last.text if requested_model and last.role == "assistant" else None
 
     def _parse_prompts(self, prompts: str | list[Any] | None) -> list[list[int]]:
-        """The prompts of a completion: one or many, each a text or token ids."""
+        """Return the prompts of a completion: one or many, each a text or token ids."""
         if isinstance(prompts, str):
             return [self._model.vocabulary.encode(prompts)]
         if not prompts:
@@ -227,11 +230,11 @@ class ScriptedModelServer:
             )
         return choice
 
-    # ------------------------------------------------------------------------------------------ time
+    # ----------------------------------------------------------------------------------------- time
 
     @asynccontextmanager
     async def _hold_stream_place(self) -> AsyncGenerator[None]:
-        """Counts a request, and holds one of the `max_streams` places for it."""
+        """Count a request, and hold one of the `max_streams` places for it."""
         self.num_open_streams += 1
         try:
             async with AsyncExitStack() as stack:
@@ -245,7 +248,10 @@ class ScriptedModelServer:
             self.num_open_streams -= 1
 
     def _count_cached_tokens(self, body: Json, answers: Sequence[ScriptedAnswer]) -> int:
-        """How many prompt tokens need not be computed; for the logprobs of a prompt vLLM computes them all."""
+        """Count the prompt tokens that need not be computed.
+
+        For the logprobs of a prompt, vLLM computes them all.
+        """
         if not self.latency.cached:
             return 0
         num_cached = sum([self._cache.count_cached_and_add_prompt(answer.prompt_ids) for answer in answers])
@@ -256,7 +262,7 @@ class ScriptedModelServer:
         return asyncio.get_running_loop().time() + self.latency.compute_first_token_s(num_computed)
 
     async def _wait_for_generation(self, answers: Sequence[ScriptedAnswer], start: float) -> None:
-        """Spends the time of answers that are generated together."""
+        """Wait for the time of answers that are generated together."""
         for index in range(max(1, *(len(answer.pieces) for answer in answers))):
             await _sleep_until_loop_time(start + index * self.latency.token_s)
             self.num_generated_tokens += sum(index < len(answer.pieces) for answer in answers)
@@ -280,7 +286,7 @@ class ScriptedModelServer:
 
 
 async def _sleep_until_loop_time(at: float) -> None:
-    """Sleep to a time of the loop's clock, so that the lateness of sleeps does not add up."""
+    """Sleep until a time of the loop's clock, so that late wake-ups do not add up."""
     await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
 
 

@@ -1,4 +1,4 @@
-"""What a request's body asks for."""
+"""Parses the bodies of requests."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ async def read_json_body(request: web.Request) -> Json:
 def read_chat_messages(body: Json) -> list[ChatMessage]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise InvalidRequestError("messages must be a list of at least one")
+        raise InvalidRequestError("messages must be a list of at least one message")
     return [ChatMessage.from_openai(message) for message in cast("list[Mapping[str, Any]]", messages)]
 
 
 def render_messages(body: Json, *, continued: bool) -> str:
-    """The messages as one text; continued: the last one is left open, and no mark of an answer follows."""
+    """Return the messages as one text.
+
+    `continued`: the last message stays open, and no mark of an answer follows.
+    """
     text = "".join(f"<|{message.role}|>{message.text}<|end|>" for message in read_chat_messages(body))
     if continued:
         return text.removesuffix("<|end|>")
@@ -59,7 +62,10 @@ def parse_max_tokens(body: Json, default: int | None) -> int | None:
 
 
 def compute_max_answer_tokens(context_length: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
-    """How many tokens the answer may have; what does not fit is refused in vLLM's words."""
+    """Return the most tokens of the answer.
+
+    Raises InvalidRequestError, with vLLM's texts, if they do not fit.
+    """
     limit = f"This model's maximum context length is {context_length} tokens"
     room = context_length - num_prompt_tokens
     if room < 1:

@@ -1,4 +1,4 @@
-"""What a server does wrong, on purpose."""
+"""Deliberate faults of the server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ __all__ = ["ServerFaults"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFaults:
-    """What goes wrong with the first `num_requests` that ask for text (None: with all).
+    """The faults of the first `num_requests` requests for text (of all, if None).
 
-    `status` is answered instead of text, with `retry_after_s` if there is one. After that many frames of a stream the
-    connection is dropped, falls silent, or carries a frame that is not valid JSON. Requests to `missing` paths
-    ("/tokenize") get a 404, whatever their number.
+    `status` is sent in place of text, with `retry_after_s` if it is set. After so many frames of a
+    stream the connection is dropped (`drop_after`), falls silent (`stall_after`), or carries a
+    frame that is not valid JSON (`malformed_after`). All requests to `missing` paths ("/tokenize")
+    get a 404.
     """
 
     num_requests: int | None = None

@@ -1,4 +1,4 @@
-"""How long a server takes, and what it need not compute again."""
+"""The times of a server, and its prefix cache."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ _BLOCK: Final = 16  # tokens, vLLM's default
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLatency:
-    """How long tokens take: the first `first_token_s` plus the prompt at `prefill_tokens_per_s`, each other `token_s`.
+    """The times of tokens.
 
-    `cached`: prompt tokens that the server has computed before, in whole blocks of 16 from the beginning of the prompt,
-    take no time; the other tokens of all prompts of a batch add up. At most `max_streams` requests are answered at
-    once, a batch being one; the others wait. `round_trip_s` is added to every request of any path.
+    The first takes `first_token_s` plus the prompt at `prefill_tokens_per_s`, every other one
+    `token_s`.
+
+    `cached`: prompt tokens that the server has computed before take no time, in whole blocks of 16
+    from the beginning of the prompt. The other tokens of all prompts of a batch add up.
+    `max_streams`: the most requests answered at once (a batch is one); the others wait.
+    `round_trip_s`: added to every request of any path.
     """
 
     first_token_s: float = 0.0
@@ -38,7 +42,7 @@ class ServerLatency:
         check_number(ValueError, "round_trip_s", self.round_trip_s, 0)
 
     def compute_first_token_s(self, num_computed_tokens: int) -> float:
-        """The time to the first token, for the prompt tokens that are not cached."""
+        """Return the seconds to the first token, for the prompt tokens that are not cached."""
         rate = self.prefill_tokens_per_s
         return self.first_token_s + (num_computed_tokens / rate if rate else 0.0)
 
@@ -50,7 +54,10 @@ class PrefixCache:
         self._hashes: set[int] = set()
 
     def count_cached_and_add_prompt(self, token_ids: Sequence[int]) -> int:
-        """How many leading tokens of a prompt were there before; never its last one, whose logits are wanted."""
+        """Count the leading tokens of a prompt that were cached, and add the prompt.
+
+        Its last token never counts, since its logits are needed.
+        """
         hashes = _hash_prefix_blocks(token_ids)
         num_blocks = sum(1 for _ in takewhile(self._hashes.__contains__, hashes))
         self._hashes.update(hashes)
@@ -58,7 +65,7 @@ class PrefixCache:
 
 
 def _hash_prefix_blocks(token_ids: Sequence[int]) -> list[int]:
-    """One hash for each whole block, of all tokens up to its end."""
+    """Return one hash for each whole block, of all tokens up to its end."""
     hashes: list[int] = []
     before = 0
     for end in range(_BLOCK, len(token_ids) + 1, _BLOCK):

@@ -1,4 +1,4 @@
-"""The greedy model that knows one text: what it answers, and what it thinks of given tokens."""
+"""The greedy model that knows one text: its answers, and its logprobs of given tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedAnswer:
-    """The answer to one prompt: a token id for each piece, and in `ending` the ids after them, which have no text.
+    """The answer to one prompt.
 
-    `repeated` is a prefix that comes again in front of it: text that was not generated and has no ids.
+    `token_ids`: one id for each piece.
+    `ending`: the ids after them, which have no text.
+    `repeated`: a prefix repeated in front of the answer. It was not generated and has no ids.
     """
 
     prompt_ids: Sequence[int]
@@ -43,13 +45,16 @@ class ScriptedModel:
         self.vocabulary = GrowingVocabulary()
 
     def find_answer_prefix(self, prompt_ids: Sequence[int]) -> str:
-        """The beginning of the answer: what follows the last mark, or all."""
+        """Return the beginning of the answer: the text after the last mark, or all text."""
         return self.vocabulary.decode(prompt_ids).rpartition(ASSISTANT)[2]
 
     def write_answer(
         self, prompt_ids: Sequence[int], prefix: str, *, max_tokens: int, stops: Sequence[str], is_repeating: bool
     ) -> ScriptedAnswer:
-        """What follows the prefix that the prompt ends with; before a stop string it ends too, and has no ending."""
+        """Return what follows the prefix that the prompt ends with.
+
+        The answer ends before a stop string, without an ending.
+        """
         rest = self.script.find_rest_after_prefix(prefix)
         pieces = rest[:max_tokens]
         text = "".join(pieces)
@@ -67,7 +72,10 @@ class ScriptedModel:
         )
 
     def make_prompt_logprobs(self, prompt_ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
-        """As vLLM has them: by position the token itself and the likeliest `top`; the first token has none."""
+        """Return the logprobs of a prompt in vLLM's format.
+
+        Each position has the token itself and the likeliest `top`; the first token has none.
+        """
         pieces = self.vocabulary.get_pieces(prompt_ids)
         first = len(pieces) - pieces[::-1].index(ASSISTANT) if ASSISTANT in pieces else 0
         entries: list[dict[str, Any] | None] = []
@@ -82,7 +90,8 @@ class ScriptedModel:
     def _make_logprobs_entry(self, likeliest: int, token_id: int, top: int) -> dict[str, Any]:
         known = {
             str(each): {"logprob": logprob, "rank": rank, "decoded_token": self.vocabulary.decode([each])}
-            for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))  # if they are one, the last wins
+            # if both are the same token, the last entry wins
+            for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))
         }
         others = make_unlikely_token_ids(top - len(known), token_id, likeliest)
         ranks = range(len(known) + 1, top + 1)
@@ -93,5 +102,5 @@ class ScriptedModel:
 
 
 def make_unlikely_token_ids(number: int, *token_ids: int) -> list[int]:
-    """So many ids of other tokens, all of them unlikely."""
+    """Return `number` ids of other tokens, all of them unlikely."""
     return list(islice((token_id for token_id in count(1) if token_id not in token_ids), max(0, number)))

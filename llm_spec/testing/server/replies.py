@@ -1,4 +1,4 @@
-"""What the server says: answers, whole or in frames, and refusals, in OpenAI's and vLLM's fields."""
+"""The server's replies, whole or in frames, in OpenAI's and vLLM's fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _CHUNKS: Final = {"chat": "chat.completion.chunk", "text": "text_completion"}
 
 
 class StreamFrame(NamedTuple):
-    """What is sent at once, and how many tokens of the answer are out with it."""
+    """Bytes that are sent at once.
+
+    `num_tokens`: the tokens of the answer that are sent by then.
+    """
 
     line: bytes
     num_tokens: int
@@ -63,7 +66,7 @@ def make_usage_fields(answers: Sequence[ScriptedAnswer], num_cached_tokens: int)
     }
 
 
-# ---------------------------------------------------------------------------------------------- whole answers
+# ------------------------------------------------------------------------------------ whole answers
 
 
 def make_whole_response(
@@ -91,7 +94,7 @@ def make_whole_choice(body: Json, kind: Kind, index: int, answer: ScriptedAnswer
 
 
 def _make_logprobs(body: Json, answer: ScriptedAnswer) -> Json:
-    """Of each token that was written, and of its rivals: it was certain."""
+    """Return the logprobs of certain tokens and of their alternatives."""
     ids = [*answer.token_ids, *answer.ending]
     names = [*answer.pieces, *("" for _ in answer.ending)]
     if body.get("return_tokens_as_token_ids"):
@@ -104,7 +107,7 @@ def _make_logprobs(body: Json, answer: ScriptedAnswer) -> Json:
     return {"tokens": names, "token_logprobs": [0.0] * len(names), "top_logprobs": tops}
 
 
-# ---------------------------------------------------------------------------------------------- streams
+# ------------------------------------------------------------------------------------------ streams
 
 
 class _FrameContent(NamedTuple):
@@ -116,7 +119,7 @@ class _FrameContent(NamedTuple):
 def make_stream_frames(
     body: Json, kind: Kind, answer: ScriptedAnswer, usage: Json, tokens_per_frame: int
 ) -> list[StreamFrame]:
-    """The frames of a stream: those with tokens, one for the finish, the usage if requested, the end."""
+    """Make the frames of a stream: tokens, finish, usage (if requested), and the end."""
     with_ids, num_tokens = wants_token_ids(body), len(answer.pieces)
     first, *others = _split_answer_into_frames(answer, tokens_per_frame)
     lines = [
@@ -132,7 +135,10 @@ def make_stream_frames(
 
 
 def _split_answer_into_frames(answer: ScriptedAnswer, size: int) -> list[_FrameContent]:
-    """The tokens in groups, and the finish; a repeated prefix is in front of the first group, even if that is empty."""
+    """Split the tokens into groups, and add the finish.
+
+    A repeated prefix is in front of the first group, even if that is empty.
+    """
     starts = range(0, max(len(answer.pieces), bool(answer.repeated)), size)
     texts = ["".join(answer.pieces[start : start + size]) for start in starts]
     texts[:1] = [answer.repeated + text for text in texts[:1]]
@@ -140,13 +146,16 @@ def _split_answer_into_frames(answer: ScriptedAnswer, size: int) -> list[_FrameC
     return [*map(_FrameContent, texts, groups), _FrameContent("", answer.ending, answer.finish_reason)]
 
 
-@lru_cache(maxsize=1 << 16)  # the answers of one script share their frames, and encoding one takes 7 us
+@lru_cache(maxsize=1 << 16)  # answers of one script share frames, and encoding one takes 7 us
 def _make_frame_bytes(kind: Kind, part: _FrameContent, *, with_ids: bool) -> bytes:
     return _encode_frame(_make_chunk(kind, part, with_ids=with_ids))
 
 
 def _make_first_frame_bytes(kind: Kind, part: _FrameContent, prompt_ids: Sequence[int]) -> bytes:
-    """The frame with the prompt's ids, which vLLM puts beside the choices of a chat and into that of a completion."""
+    """Make the frame with the prompt's ids.
+
+    vLLM puts them beside the choices of a chat, and into the choice of a completion.
+    """
     chunk = _make_chunk(kind, part, with_ids=True)
     (chunk if kind == "chat" else chunk["choices"][0])["prompt_token_ids"] = prompt_ids
     return _encode_frame(chunk)

@@ -12,25 +12,26 @@ from llm_spec.measure.tokens import split_into_pieces
 
 __all__ = ["AnswerScript", "make_disagreeing_draft"]
 
-_NUM_COMPARED_PIECES: Final = 16  # pieces by which a place is found
+_NUM_COMPARED_PIECES: Final = 16  # the last pieces of a prefix that are compared
 
 
 class AnswerScript:
-    """A text, and how it goes on after any prefix."""
+    """A text, and its continuation after any prefix."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._pieces = split_into_pieces(text)
         self._index_at = {at: i for i, at in enumerate(accumulate(map(len, self._pieces), initial=0))}
-        self._ends: dict[str, list[int]] = {}  # by piece: the numbers of pieces up to and with it
+        self._ends: dict[str, list[int]] = {}  # by piece: the numbers of pieces up to its ends
         for index, piece in enumerate(self._pieces):
             self._ends.setdefault(piece, []).append(index + 1)
 
     def find_rest_after_prefix(self, prefix: str) -> list[str]:
-        """The pieces that follow `prefix`; if it is not a beginning, those after the place that its end resembles most.
+        """Return the pieces that follow `prefix`.
 
-        That is where most of its last pieces are the script's, and of several such the one nearest to the prefix's
-        length; where nothing is alike the script begins again.
+        If the text does not begin with `prefix`, the place that its end resembles most is used.
+        There the most of its last pieces equal the script's. Of several such places, the one
+        nearest to the prefix's length is chosen. Without any equal piece the script begins again.
         """
         if not self.text.startswith(prefix):
             return self._pieces[self._find_most_similar_place(split_into_pieces(prefix)) :]
@@ -38,7 +39,7 @@ class AnswerScript:
         return split_into_pieces(self.text[len(prefix) :]) if index is None else self._pieces[index:]
 
     def _find_most_similar_place(self, pieces: Sequence[str]) -> int:
-        """How many pieces of the script lie before the place that the end of `pieces` resembles most."""
+        """Return the number of pieces before the place that the end of `pieces` resembles most."""
         recent = pieces[: -_NUM_COMPARED_PIECES - 1 : -1]  # the last one first
         alike = {end + back for back, piece in enumerate(recent) for end in self._ends.get(piece, ())}
 
@@ -50,9 +51,10 @@ class AnswerScript:
 
 
 def make_disagreeing_draft(text: str, agreement: float, seed: int) -> str:
-    """A draft of `text` in which each piece is, with probability 1 - agreement, another word (a sign: another sign).
+    """Return a draft of `text` with each piece replaced with probability 1 - agreement.
 
-    The pieces around a replaced one stay as they are, so the draft agrees again right after it.
+    A word is replaced by another word, a sign by another sign. The pieces around a replaced one
+    stay as they are, so the draft agrees again right after it.
     """
     check_number(ValueError, "agreement", agreement, 0, 1)
     rng = random.Random(seed)  # noqa: S311 - a reproducible draft, no secret

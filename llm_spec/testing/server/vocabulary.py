@@ -17,7 +17,10 @@ _MARK: Final = re.compile(r"(<\|\w+\|>)")
 
 
 class GrowingVocabulary:
-    """Ids of pieces, given out in the order in which they are seen; the mark of the end has EOS_ID and no text."""
+    """Assigns ids to pieces in the order in which they are seen.
+
+    The end mark has EOS_ID and no text.
+    """
 
     def __init__(self) -> None:
         self._pieces = [""]
