@@ -1,4 +1,4 @@
-"""A server that any client of OpenAI's or Anthropic's API can point at: `llm-spec serve`."""
+"""The server behind `llm-spec serve`, for clients of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llm_spec.server.config import load_config as load_config
     from llm_spec.server.launcher import serve as serve
 
-# where each name is; the imports above tell type checkers the same
+# The module of each name; the imports above are for type checkers
 _NAMES_BY_MODULE: Final = {
     "llm_spec.server.app": "Server",
     "llm_spec.server.config": "KeyConfig ModelConfig ServerConfig load_config",

@@ -23,13 +23,16 @@ from llm_spec.server.usage_ledger import UsageLedger
 __all__ = ["Server"]
 
 _BACKLOG: Final = 1024
-_LINGERING_S: Final = 10.0  # what is left of a refused body is read for so long, or its sender would miss the answer
-_NUM_LAST_TURNS: Final = 10  # of the event loop; from taking a connection to reading what it asks it takes about half
-_LAST_BODIES_S: Final = 3.0  # for bodies that are on their way at the end, beside `shutdown_s` for answers
+# The rest of a refused body is read for this long; otherwise its sender would miss the answer
+_LINGERING_S: Final = 10.0
+# Turns of the event loop; half as many lie between accepting a connection and reading its request
+_NUM_LAST_TURNS: Final = 10
+# For bodies that are arriving at shutdown, in addition to `shutdown_s` for answers
+_LAST_BODIES_S: Final = 3.0
 
 
 class _ErrorTypeLogger(logging.LoggerAdapter[logging.Logger]):
-    """For what aiohttp logs: of an error its type, as its message quotes headers that may hold a key."""
+    """Logs only the types of aiohttp's errors, whose messages quote headers that may hold a key."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         error = kwargs.pop("exc_info", None)
@@ -37,9 +40,12 @@ class _ErrorTypeLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class Server:
-    """A server inside an event loop, for `async with`: `url` is its address once it listens.
+    """A server for `async with`, inside a running event loop.
 
-    `sock` is a listening socket that stays the caller's; without one the config's address is bound.
+    `url`: its address, once it listens.
+    `sock`: a listening socket, which the caller closes; by default the config's address is bound.
+
+    Raises ConfigError if other machines can reach the config's address and there are no keys.
     """
 
     def __init__(
@@ -69,9 +75,11 @@ class Server:
                 gateway.build_app(),
                 handler_cancellation=True,
                 keepalive_timeout=self._config.idle_s,
-                shutdown_timeout=max(self._config.shutdown_s, 0.001),  # aiohttp takes 0 for: as long as it takes
+                # aiohttp reads 0 as no limit
+                shutdown_timeout=max(self._config.shutdown_s, 0.001),
                 access_log=None,
-                auto_decompress=False,  # it would do so in this event loop, for anybody, and for what nobody reads
+                # aiohttp would unpack in this event loop, also what nobody reads
+                auto_decompress=False,
                 lingering_time=min(_LINGERING_S, self._config.body_timeout_s),
                 logger=_ErrorTypeLogger(logging.getLogger("llm_spec")),
             )
@@ -90,9 +98,12 @@ class Server:
         await self._stack.aclose()
 
     async def _end_new_requests(self, gateway: Gateway, runner: web.AppRunner) -> None:
-        """Refuse new connections, and read the requests that are coming: after this aiohttp drops what comes."""
+        """Refuse new connections, and read the requests that are arriving.
+
+        After this, aiohttp drops what arrives.
+        """
         gateway.is_shutting_down = True
-        await _run_loop_turns()  # what waits in the system's queue is taken
+        await _run_loop_turns()  # accept what waits in the system's queue
         for site in runner.sites:
             await site.stop()
         await _run_loop_turns()
@@ -105,6 +116,6 @@ class Server:
 
 
 async def _run_loop_turns() -> None:
-    """Let what has arrived be read, and no more: it takes no time."""
+    """Let the event loop read what has arrived, without waiting for more."""
     for _ in range(_NUM_LAST_TURNS):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Requests' bodies as they come in: each of them bounded, and all of them together."""
+"""Reads request bodies, with a bound for each and a bound for all of them together."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ __all__ = ["BodyReader", "RequestBody"]
 
 
 class RequestBody(NamedTuple):
-    """A body, and whether it is so long that work on all of it belongs into the thread `run_in_body_thread`."""
+    """A request's body.
+
+    `fields`: the JSON object.
+    `is_long`: the body is so long that work on all of it belongs in `run_in_body_thread`.
+    """
 
     fields: Json
     is_long: bool
 
 
 class BodyReader:
-    """Reads the bodies of one worker's requests. Only long ones count: the others pass whatever is sent beside them."""
+    """Reads the bodies of one worker's requests. Only long ones count towards the common bound."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -37,18 +41,22 @@ class BodyReader:
         self._shutdown_at_s = math.inf
 
     def read_body(self, request: web.Request) -> AbstractAsyncContextManager[RequestBody]:
-        """A request's body, a JSON object, which counts until the context is left; raises HttpProblem if not."""
+        """Read a request's body, which counts until the context is left.
+
+        Raises HttpProblem if the body is not a JSON object, is too long, or does not arrive in
+        time.
+        """
         return _HeldBody(self, request)
 
     async def read_body_in_time(self, request: web.Request, held: _HeldBody) -> bytearray:
-        """The bytes of a body, which count as they come."""
+        """Return the unpacked bytes of a body; they count as they arrive."""
         encoding = find_content_encoding(request.headers.get(hdrs.CONTENT_ENCODING))
         if (request.content_length or 0) > self._config.max_body_bytes:
             raise self._build_too_long_problem()
         try:
             body = await self._read_body_before_timeout(request, held)
         except web.RequestPayloadError:
-            _give_up_rest(request)  # where the next request begins cannot be known
+            _give_up_rest(request)  # it is unknown where the next request begins
             message = "the request's body is not valid HTTP: its chunks are not what Transfer-Encoding says"
             raise HttpProblem(400, message, code="invalid_body") from None
         return body if encoding is None else await self._unpack_body(encoding, body, held)
@@ -72,7 +80,7 @@ class BodyReader:
                 self._all_have_come.set()
 
     async def wait_for_last_bodies(self, max_s: float) -> None:
-        """Wait until the bodies that are coming have come; from then on none is waited for."""
+        """Wait up to `max_s` seconds for bodies that are arriving; do not wait for later ones."""
         self._shutdown_at_s = asyncio.get_running_loop().time() + max_s
         for timeout in self._timeouts:
             if not timeout.expired():
@@ -82,13 +90,13 @@ class BodyReader:
             await self._all_have_come.wait()
 
     async def _read_bounded_body(self, request: web.Request, held: _HeldBody) -> bytearray:
-        body = bytearray()  # pieces that are joined in the end are held twice
+        body = bytearray()  # joining pieces at the end would hold them twice
         while piece := await request.content.readany():
             self._append_piece(piece, body, held)
         return body
 
     async def _unpack_body(self, encoding: str, packed: bytearray, held: _HeldBody) -> bytearray:
-        """A body unpacked, which counts as it grows; in the body thread, since it may be a long one."""
+        """Unpack a body in the body thread, since it may be long; it counts as it grows."""
         body = bytearray()
         unpacker = BodyUnpacker(encoding, packed)
         try:
@@ -115,7 +123,7 @@ class BodyReader:
         held.num_bytes += more_bytes
 
     def release_held_body(self, held: _HeldBody) -> None:
-        """A body is held no more."""
+        """Stop counting a body."""
         self._num_reserved_bytes -= held.num_bytes
         held.num_bytes = 0
 
@@ -125,7 +133,10 @@ class BodyReader:
 
 
 class _HeldBody(AbstractAsyncContextManager[RequestBody]):
-    """One body; `num_bytes` of it count. A class: a context of a generator costs a small request more than its body."""
+    """One body, of which `num_bytes` count.
+
+    This is a class because a context of a generator costs a small request more than its body does.
+    """
 
     def __init__(self, reader: BodyReader, request: web.Request) -> None:
         self._reader = reader
@@ -144,7 +155,7 @@ class _HeldBody(AbstractAsyncContextManager[RequestBody]):
 
 
 def _give_up_rest(request: web.Request) -> None:
-    """Have aiohttp answer without reading away what is left of a body, and close the connection then."""
+    """Have aiohttp answer without reading the rest of a body, and then close the connection."""
     request.content.feed_eof()
     request.protocol.close()
 

@@ -1,4 +1,4 @@
-"""Checks a config: opens all that a server would open, and calls every target and draft on a server once."""
+"""Checks a config: opens its models, and calls each target and draft on a server once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llm_spec.server.usage_ledger import UsageLedger
 
 __all__ = ["check_config_with_live_calls"]
 
-_NUM_TOKENS: Final = 16  # some servers refuse less
+_NUM_TOKENS: Final = 16  # some servers refuse fewer
 _PROBE_REQUEST: Final = ChatRequest.create("Say yes.", max_tokens=_NUM_TOKENS)
 _TIMEOUT_S: Final = 30.0  # until the first piece of an answer
 
 
 def check_config_with_live_calls(config: ServerConfig) -> None:
-    """Open all that a server would open, call each target and draft on a server once, and close it.
+    """Open all models of a config, call each target and draft on a server once, and close them.
 
-    Raises ConfigError for what would keep it from serving, and names everything that could not be called.
+    Raises ConfigError if the config cannot be served, naming each model that could not be called.
     """
     config.check_address_is_protected()
     asyncio.run(_call_each_provider_once(config))
@@ -46,7 +46,7 @@ async def _call_each_provider_once(config: ServerConfig) -> None:
             for text, target in models.targets_by_spec.items()
             if target.capabilities.token_model is None
         }
-        streams = drafts | targets  # one that is both is called once
+        streams = drafts | targets  # a model that is both is called once
         problems = await asyncio.gather(*map(_try_call_and_find_failure, streams.values()))
     finally:
         await models.aclose()
@@ -60,13 +60,13 @@ async def _call_each_provider_once(config: ServerConfig) -> None:
 
 
 def _is_remote_draft(draft: DraftProvider) -> bool:
-    """Whether a draft may call a server; a model in this process was read when it was opened."""
+    """Return True if a draft may call a server; a local model was read when it was opened."""
     can = get_draft_capabilities(draft)
     return not can.is_free and (can.token_model is None or bool(can.drafts))
 
 
 async def _try_call_and_find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
-    """What keeps it from answering; None: it began to."""
+    """Return why a call fails, or None if it begins to answer."""
     try:
         async with asyncio.timeout(_TIMEOUT_S), opened as events:
             async for _ in events:
@@ -75,10 +75,10 @@ async def _try_call_and_find_failure(opened: AbstractAsyncContextManager[AsyncIt
         return str(error)
     except TimeoutError:
         return f"it sent nothing for {_TIMEOUT_S:g} s"
-    return "it ended its answer before it began"
+    return "it sent an empty answer"
 
 
 def _format_call_failure(config: ServerConfig, text: str, problem: str) -> str:
-    """What cannot be called, and the models that need it."""
+    """Name a model that cannot be called, and the config's models that need it."""
     needed_by = [name for name, model in config.models.items() if text in (model.target, model.draft)]
     return f"models.{', models.'.join(needed_by)}: {text.partition('@')[0]} cannot answer: {problem}"

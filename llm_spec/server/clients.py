@@ -1,4 +1,4 @@
-"""Who asks: API keys, what each may do, and what it has used, counted over all workers."""
+"""Clients by API key: what each may do, and what it has used in all workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _SharedBudget(Budget):
 
 
 class ApiClient:
-    """One client in one worker. Without a config it is anybody, and may do everything."""
+    """One client in one worker. A client without a config is anonymous and may do everything."""
 
     def __init__(self, name: str, config: KeyConfig | None, ledger: UsageLedger, worker: int, index: int) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class ApiClient:
         self.budget = budget if budget is not None and budget.is_bounded else None
 
     def can_use_model(self, model: str) -> bool:
-        """Whether it may ask for this model."""
+        """Return True if the client may use this model."""
         return self._config is None or self._config.models is None or model in self._config.models
 
     def describe_budget(self) -> Json:
@@ -58,11 +58,11 @@ class ApiClient:
         return {"tokens": tokens, "cost": cost}
 
     def begin_client_request(self) -> None:
-        """One request more, up to `end`; raises HttpProblem where it has too many at once."""
+        """Count a request until `end_request`; raises HttpProblem if there are too many at once."""
         max_concurrent = self._max_concurrent
         if max_concurrent is None:
             return
-        # counted before it is compared: of requests that come to two workers at once, none is overlooked by both
+        # Count before comparing: two workers that admit at once would overlook each other's request
         self._ledger.add_usage(self._worker, self._index, OPEN_COLUMN, 1)
         if self._ledger.sum_over_workers(self._index, OPEN_COLUMN) > max_concurrent:
             self._ledger.add_usage(self._worker, self._index, OPEN_COLUMN, -1)
@@ -71,13 +71,13 @@ class ApiClient:
             )
 
     def end_request(self) -> None:
-        """A request that had begun is over."""
+        """Stop counting a request."""
         if self._max_concurrent is not None:
             self._ledger.add_usage(self._worker, self._index, OPEN_COLUMN, -1)
 
 
 class ClientRegistry:
-    """Tells by its key who asks."""
+    """Finds the client of a request by its API key."""
 
     def __init__(self, keys: Mapping[str, KeyConfig], ledger: UsageLedger, worker: int) -> None:
         self._anonymous = ApiClient("", None, ledger, worker, 0)
@@ -88,14 +88,15 @@ class ClientRegistry:
 
     @property
     def all_clients(self) -> Sequence[ApiClient]:
-        """Everybody who may ask."""
+        """All clients, or the anonymous one if there are no keys."""
         return [client for _, client in self._clients_by_hash] or [self._anonymous]
 
     def authenticate(self, headers: Mapping[str, str]) -> ApiClient:
-        """The client whose key came in `Authorization: Bearer` or `x-api-key`; raises HttpProblem for any other.
+        """Return the client whose key is in `Authorization: Bearer` or `x-api-key`.
 
-        Where both came, one that is right is enough: clients of Anthropic's API may send another login beside it. All
-        keys are compared, each in a time that does not depend on how much of it is right.
+        If both are sent, one valid key is enough: clients of Anthropic's API may send another login
+        as well. Each key is compared with all keys in constant time. Raises HttpProblem if no key
+        is valid.
         """
         if not self._clients_by_hash:
             return self._anonymous
@@ -125,5 +126,5 @@ def _describe_limit(limit: float | None, spent: float, reserved: float) -> Json 
 
 
 def _hash_api_key(key: str) -> bytes:
-    """Of equal length for all keys, so that comparing tells nothing of theirs."""
+    """Hash a key. All hashes are equally long, so comparing them reveals nothing of the keys."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

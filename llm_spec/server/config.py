@@ -1,4 +1,4 @@
-"""What a server serves, to whom, and where: read from TOML, checked, with file, line and key in every error."""
+"""The configuration of a server, read from TOML. Errors name the file, the line and the key."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ Table = Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 _TABLE_HEADER: Final = re.compile(r"\s*\[+\s*(?P<path>[^\]]+?)\s*\]+\s*(#.*)?$")
-_MIN_SECRET_LENGTH: Final = 8  # what is shorter could be a part of any word
-_BUILTIN_MODEL: Final = ("builtin", "builtin:target", "lookup+builtin:draft")  # what is served without a config
+_MIN_SECRET_LENGTH: Final = 8  # a shorter text may be part of any word
+# Name, target and draft of the model that is served without a config
+_BUILTIN_MODEL: Final = ("builtin", "builtin:target", "lookup+builtin:draft")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model that clients may ask for: `target` and `draft` are provider strings, no draft means plain.
+    """A model that clients may use.
 
-    strategies: what a request may choose by its header, beside the model's own strategy; None: any exact one where that
-    is `auto`, else plain alone.
-    extra_fields: fields of requests that this server does not read and passes on, beside those that are always safe;
-    `*`: all but other limits of length.
-    images: whether its target sees images and files; one in this process never does.
+    `target`, `draft`: provider strings. Without a draft, answers are plain.
+    `strategies`: the strategies that requests may choose by header, besides the model's own. By
+    default any exact one if the model's own is `auto`, else only plain.
+    `extra_fields`: request fields to pass to the target, besides those that are always safe. `*`
+    passes all but other limits of length.
+    `images`: True if the target sees images and files. A model in this process never does.
     """
 
     target: str
@@ -56,7 +58,7 @@ class ModelConfig:
             raise ConfigError(f"images is {self.images!r}; it must be true or false")
         for name in self.strategies or ():
             if name not in list_strategy_choices():
-                raise ConfigError(f"strategies has {name!r}; there are: {', '.join(list_strategy_choices())}")
+                raise ConfigError(f"strategies has {name!r}; each must be one of {', '.join(list_strategy_choices())}")
         for field_name in self.extra_fields:
             if str(field_name).lower() in LIMIT_FIELDS:
                 raise ConfigError(
@@ -65,7 +67,7 @@ class ModelConfig:
 
     @property
     def allowed_strategies(self) -> tuple[StrategyName, ...]:
-        """What requests may choose."""
+        """The strategies that requests may choose."""
         own = self.speculative.strategy
         if self.strategies is not None:
             return tuple(dict.fromkeys((own, *self.strategies)))
@@ -80,10 +82,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyConfig:
-    """A client's API key, and what it may: None is no bound.
+    """A client's API key and its limits; None means no limit.
 
-    `max_concurrent`: requests at once. `max_tokens`, `max_cost`: of all its requests since the server was started,
-    drafts and waste counted. `models`: the names it may ask for.
+    `max_concurrent`: requests at once.
+    `max_tokens`, `max_cost`: for all requests since the server started, drafts and waste included.
+    `models`: the names of the models that the client may use.
     """
 
     key: str = field(repr=False)
@@ -94,7 +97,10 @@ class KeyConfig:
 
     def __post_init__(self) -> None:
         if len(self.key) < 8 or not (self.key.isascii() and self.key.isprintable()):
-            raise ConfigError("key is shorter than 8 characters, or has characters that a header cannot carry")
+            raise ConfigError(
+                "key is too short, or has characters that a header cannot carry; "
+                "it must have at least 8 printable ASCII characters"
+            )
         check_number(ConfigError, "max_concurrent", self.max_concurrent, 1, integer=True)
         check_number(ConfigError, "max_tokens", self.max_tokens, 0, integer=True)
         check_number(ConfigError, "max_cost", self.max_cost, 0.0)
@@ -102,17 +108,23 @@ class KeyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What a server does.
+    """The configuration of a server.
 
-    default_model: answers names that are not in `models`; None: such names are answered with 404.
-    keys: clients by name; none: everybody may ask, and only on a loopback address.
-    max_body_bytes: longest request. max_bodies_bytes: all those over 64 KiB that a worker holds at a time; None: four
-    of the longest. max_requests: requests at once in one worker. More of either are answered with 503.
-    cors_origins: web pages that may ask from a browser, beside the server's own.
-    keep_alive_s: how often a comment is sent while an answer pauses. body_timeout_s: how long a request's body may
-    take, and a client read nothing. idle_s: how long a connection may say nothing, or take for a request's headers.
-    shutdown_s: how long running answers may go on once the server is shutting down.
-    session_key: the secret with which all workers derive ids of conversations (`SpeculativeConfig.session_header`).
+    `keys`: clients by name. Without keys anybody may send requests, but only to a loopback address.
+    `default_model`: the model for names that are not in `models`. By default they are answered with
+    404.
+    `max_body_bytes`: the longest request.
+    `max_bodies_bytes`: the bytes of all requests over 64 KiB that a worker holds at a time. By
+    default four of the longest.
+    `max_requests`: requests at once in one worker. Requests beyond either bound are answered with
+    503.
+    `cors_origins`: web pages that may send requests from a browser, besides the server's own.
+    `keep_alive_s`: the time between comments that are sent while an answer pauses.
+    `body_timeout_s`: how long a request's body may take, and how long a client may read nothing.
+    `idle_s`: how long a connection may be silent, or take to send a request's headers.
+    `shutdown_s`: how long running answers may continue once the server shuts down.
+    `session_key`: the secret from which all workers derive conversation ids
+    (`SpeculativeConfig.session_header`).
     """
 
     models: Mapping[str, ModelConfig]
@@ -153,7 +165,7 @@ class ServerConfig:
                     raise ConfigError(f"keys.{name}.models has {model!r}; it must be among {', '.join(self.models)}")
 
     def check_address_is_protected(self) -> None:
-        """Raise ConfigError where anybody on the network could ask without a key."""
+        """Raise ConfigError if other machines could send requests without a key."""
         if not self.keys and not is_loopback(self.host):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, and there are no keys; add [keys.NAME]"
@@ -161,13 +173,13 @@ class ServerConfig:
 
     @classmethod
     def builtin(cls, **settings: Any) -> ServerConfig:
-        """What is served without a config: the built-in pair, as the model `builtin`."""
+        """Return the config without a file: the built-in pair, as the model `builtin`."""
         name, target, draft = _BUILTIN_MODEL
         return cls(models={name: ModelConfig(target=target, draft=draft)}, **settings)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Return True if only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -175,9 +187,11 @@ def is_loopback(host: str) -> bool:
 
 
 def load_config(path: str | Path, environment: Mapping[str, str] | None = None) -> ServerConfig:
-    """Read a TOML file; `${NAME}` in its texts stands for a variable of the environment.
+    """Read a TOML file. `${NAME}` in its texts is replaced by that variable of the environment.
 
-    Raises ConfigError that names the file, the line and the key.
+    `environment`: the variables, by default those of this process.
+
+    Raises ConfigError, which names the file, the line and the key.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -189,7 +203,7 @@ def load_config(path: str | Path, environment: Mapping[str, str] | None = None) 
     return _ConfigReader(str(path), text, os.environ if environment is None else environment).read_config(table)
 
 
-# ---------------------------------------------------------------------------------------------- inside
+# ------------------------------------------------------------------------------------------- inside
 
 
 class _ConfigReader:
@@ -199,7 +213,7 @@ class _ConfigReader:
         self._path = path
         self._key_lines = _find_key_lines(text)
         self._environment = environment
-        self._secret_replacements: dict[str, str] = {}  # what errors say instead of them
+        self._secret_replacements: dict[str, str] = {}  # what errors show in their place
 
     def read_config(self, table: Table) -> ServerConfig:
         self._secret_replacements |= dict.fromkeys(_iterate_written_secrets(table), "***")
@@ -218,7 +232,7 @@ class _ConfigReader:
         self._check_model_providers(config)
         return config
 
-    # ------------------------------------------------------------------------------------------ tables
+    # --------------------------------------------------------------------------------------- tables
 
     def _read_provider(self, name: str, table: Table) -> NamedProvider:
         key_path = ("providers", name)
@@ -273,16 +287,16 @@ class _ConfigReader:
         return self._construct_with_line_in_error(key_path, KeyConfig, **settings)
 
     def _check_model_providers(self, config: ServerConfig) -> None:
-        """Name the line of a provider that is not there."""
+        """Raise ConfigError with the line of a provider that is not known."""
         known = {*list_provider_names(), *config.providers}
         for name, model in config.models.items():
             for part, text in (("target", model.target), ("draft", model.draft)):
                 provider = "" if text is None else text.partition(":")[0].partition("+")[0]
                 if text is not None and provider not in known:
-                    message = f"provider {provider!r} is not known; there are: {', '.join(sorted(known))}"
+                    message = f"provider {provider!r} is not known; known are: {', '.join(sorted(known))}"
                     raise self._build_config_error(("models", name, part), message)
 
-    # ------------------------------------------------------------------------------------------ values
+    # --------------------------------------------------------------------------------------- values
 
     def _iterate_named_tables(self, table: Table, name: str) -> Iterator[tuple[str, Table]]:
         found = table.get(name, {})
@@ -303,17 +317,17 @@ class _ConfigReader:
         for name in table:
             if name not in names:
                 raise self._build_config_error(
-                    (*key_path, name), f"{name} is not known here; there are: {', '.join(names)}"
+                    (*key_path, name), f"{name} is not known here; known keys are: {', '.join(names)}"
                 )
 
     def _require_key(self, table: Table, key_path: tuple[str, ...], name: str) -> None:
         if name not in table:
-            raise self._build_config_error(key_path, f"{name} is missing")
+            raise self._build_config_error(key_path, f"{name} is missing; add it")
 
     def _construct_with_line_in_error(
         self, key_path: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any
     ) -> T:
-        """What `make` makes; its complaint gets the line of the key that it begins with."""
+        """Call `make`; add to its error the line of the key that the error begins with."""
         try:
             return make(*values, **settings)
         except (ConfigError, TypeError) as error:
@@ -322,7 +336,7 @@ class _ConfigReader:
             raise self._build_config_error(key, str(error)) from None  # it may quote a key
 
     def _expand_variables(self, value: Any, key_path: tuple[str, ...]) -> Any:
-        """A value with the variables in its texts replaced."""
+        """Replace the variables in the texts of a value."""
         if isinstance(value, Mapping):
             return {k: self._expand_variables(v, (*key_path, k)) for k, v in cast("Table", value).items()}
         if isinstance(value, list):
@@ -352,7 +366,8 @@ class _ConfigReader:
         return ConfigError(f"{place}: {strip_credentials(message)}")
 
 
-_OTHER_FIELDS: Final = ("models", "providers", "keys", "session_key")  # of a ServerConfig; no key of [server] sets them
+# Fields of a ServerConfig that no key of [server] sets
+_OTHER_FIELDS: Final = ("models", "providers", "keys", "session_key")
 _LIST_KEYS: Final = ("strategies", "extra_fields")
 _OWN_KEYS: Final = ("target", "draft", "images", *_LIST_KEYS)  # of a ModelConfig
 _RETRY_KEYS: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
@@ -378,7 +393,7 @@ _SPECULATIVE_KEYS: Final = (
 
 
 def _iterate_written_secrets(value: Any, name: str = "") -> Iterator[str]:
-    """The keys that are written in a table or value itself."""
+    """Yield the keys that are written out in a table or value."""
     if isinstance(value, Mapping):
         for inner_name, inner in cast("Table", value).items():
             yield from _iterate_written_secrets(inner, inner_name)
@@ -390,7 +405,7 @@ def _iterate_written_secrets(value: Any, name: str = "") -> Iterator[str]:
 
 
 def _list_to_tuple(value: Any) -> Any:
-    """A list as a tuple, anything else as it is."""
+    """Convert a list to a tuple; return anything else unchanged."""
     return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
@@ -404,7 +419,7 @@ _VALUE_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fix
 
 
 def _find_key_lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line of each table and key, as far as they are written on lines of their own."""
+    """Find the line of each table and key that is written on a line of its own."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -420,6 +435,6 @@ def _find_key_lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _split_dotted_key(path: str) -> tuple[str, ...]:
-    """The parts of a dotted key, quotes taken off."""
+    """Split a dotted key into its parts, without quotes."""
     found = re.findall(r'"([^"]*)"|\'([^\']*)\'|([^.\s]+)', path)
     return tuple(a or b or c for a, b, c in found)

@@ -1,4 +1,4 @@
-"""Connections as aiohttp makes them, but for clients that stop reading or send broken bodies: none is waited for."""
+"""Connections of aiohttp that do not wait for clients that stop reading or send broken bodies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from aiohttp import hdrs, web
 
 __all__ = ["SERVER_NAME", "ReaderWatch", "adopt_connections"]
 
-SERVER_NAME: Final = "llm-spec"  # not which version of what
-_MIN_TAKEN_BYTES: Final = 16 * 1024  # a reader that takes fewer in all of its time only keeps its connection busy
+SERVER_NAME: Final = "llm-spec"  # reveals neither the software nor its version
+# A reader that takes fewer in all of its time only keeps its connection busy
+_MIN_TAKEN_BYTES: Final = 16 * 1024
 
 
 def adopt_connections(server: web.Server, *, write_timeout_s: float) -> None:
-    """From now on the connections that this server makes are ours; aiohttp takes no class for them.
+    """Make a server create this module's connections; aiohttp has no parameter for their class.
 
-    Those whose readers take nothing for `write_timeout_s` seconds are aborted.
+    A connection is aborted if its reader takes almost nothing for `write_timeout_s` seconds.
     """
     server.__class__ = _ConnectionFactory
     cast("_ConnectionFactory", server).reader_watch = ReaderWatch(write_timeout_s)
 
 
 class _ConnectionFactory(web.Server):
-    """aiohttp's maker of connections."""
+    """Creates connections for aiohttp."""
 
     reader_watch: ReaderWatch
 
@@ -34,7 +35,7 @@ class _ConnectionFactory(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """A connection that does not tell which software serves, and ends where its client has stopped reading."""
+    """A connection that hides the server's software, and ends if its client stops reading."""
 
     __slots__ = ()
 
@@ -48,7 +49,8 @@ class _Connection(web.RequestHandler):
         request = self._current_request
         if request is None or not self._messages or request.content.is_eof():
             return
-        self._messages.clear()  # before a body's end there can only be an error in it, kept for after the answer
+        # Before a body ends, this can only be an error in it, kept until after the answer
+        self._messages.clear()
         request.content.set_exception(web.RequestPayloadError())
 
     def pause_writing(self) -> None:
@@ -65,7 +67,7 @@ class _Connection(web.RequestHandler):
         transport, reader_watch = self.transport, self._reader_watch
         try:
             await super().start()
-        finally:  # it is closed as soon as its reader has taken what is left
+        finally:  # it closes as soon as its reader has taken the rest
             if transport is not None:
                 reader_watch.watch(transport)
 
@@ -75,21 +77,21 @@ class _Connection(web.RequestHandler):
 
 
 class ReaderWatch:
-    """Aborts the connections of readers that take nothing of what waits for them."""
+    """Aborts connections whose readers do not take what waits for them."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}
 
     def watch(self, transport: asyncio.Transport) -> None:
-        """From now on, as long as anything waits; nothing more is written meanwhile."""
+        """Watch a connection as long as data waits; nothing more is written meanwhile."""
         num_unsent = transport.get_write_buffer_size()
         if num_unsent and transport not in self._timers:
             loop = asyncio.get_running_loop()
             self._timers[transport] = loop.call_later(self._timeout_s, self._check_progress, transport, num_unsent)
 
     def unwatch(self, transport: asyncio.Transport) -> None:
-        """Its reader has taken enough for more to be written."""
+        """Stop watching: the reader has taken enough for more to be written."""
         timer = self._timers.pop(transport, None)
         if timer is not None:
             timer.cancel()

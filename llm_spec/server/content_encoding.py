@@ -1,4 +1,4 @@
-"""Packed bodies of requests, unpacked piece by piece: a few bytes may stand for gigabytes."""
+"""Unpacks request bodies piece by piece, since a few bytes may stand for gigabytes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ __all__ = ["BodyUnpacker", "find_content_encoding"]
 _GZIP_WBITS: Final = 16 + zlib.MAX_WBITS
 _KNOWN: Final = ("gzip", "deflate")
 _PIECE_BYTES: Final = 256 * 1024  # unpacked in about a millisecond
-_WINDOW_BYTES: Final = 64 * 1024  # given to zlib at a time: at the end of a member it copies what is left of them
-_MAX_MEMBERS: Final = 1000  # gzip files may follow each other in one body; each can cost as much as a whole window
-_DEFLATE_METHOD: Final = 8  # half of the first byte of a zlib header, which some clients leave out
+# Given to zlib at a time, because it copies the rest of them at the end of a member
+_WINDOW_BYTES: Final = 64 * 1024
+# A body may hold several gzip files; each can cost as much as a whole window
+_MAX_MEMBERS: Final = 1000
+_DEFLATE_METHOD: Final = 8  # half of a zlib header's first byte; some clients omit the header
 
 
 def find_content_encoding(header: str | None) -> str | None:
-    """How a body is packed; None: it is not. Raises HttpProblem for what is not unpacked here."""
+    """Return a body's encoding, or None if it has none; raises HttpProblem if it is unsupported."""
     encoding = (header or "identity").strip().lower()
     if encoding == "identity":
         return None
@@ -29,7 +31,7 @@ def find_content_encoding(header: str | None) -> str | None:
 
 
 class BodyUnpacker:
-    """A packed body, which `read_piece` unpacks."""
+    """Unpacks a body."""
 
     def __init__(self, encoding: str, packed: bytes | bytearray) -> None:
         is_bare = encoding == "deflate" and packed[:1] != b"" and packed[0] & 0xF != _DEFLATE_METHOD
@@ -40,7 +42,7 @@ class BodyUnpacker:
         self._member = zlib.decompressobj(self._wbits)
 
     def read_piece(self) -> bytes:
-        """What comes next, nothing at the end; raises ValueError where it is not packed as its encoding says."""
+        """Return the next piece, empty at the end; raises ValueError if the body is not valid."""
         while not (self._member.eof and self._position == len(self._packed)):
             if self._member.eof:
                 self._begin_next_member()

@@ -1,4 +1,4 @@
-"""Gateway: requests over HTTP to decoders, and their answers back."""
+"""Passes HTTP requests to decoders, and answers back to clients."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CHAT_API: Final = APIS["/v1/chat/completions"]
 _MESSAGES_API: Final = APIS["/v1/messages"]
 _RESPONSES_API: Final = APIS["/v1/responses"]
-_ANTHROPIC_HEADER: Final = "anthropic-version"  # which every client of its API sends
-_BETAS_HEADER: Final = "anthropic-beta"  # features that some of its fields need
+_ANTHROPIC_HEADER: Final = "anthropic-version"  # sent by every client of Anthropic's API
+_BETAS_HEADER: Final = "anthropic-beta"  # features that some request fields need
 _SERVER_HEADER: Final = {"Server": SERVER_NAME}
 _PAGE_HEADERS: Final = {
     **_SERVER_HEADER,
@@ -75,7 +75,7 @@ class Gateway:
         self.wait_for_last_bodies = self._body_reader.wait_for_last_bodies
 
     def build_app(self) -> web.Application:
-        """The application, with every path also without its /v1."""
+        """Build the application; every path also works without its /v1."""
         app = web.Application(
             middlewares=[self._check_origin_and_report_errors], client_max_size=self._config.max_body_bytes
         )
@@ -96,11 +96,11 @@ class Gateway:
         app.router.add_get("/", self._handle_page)
         return app
 
-    # ------------------------------------------------------------------------------------------ all requests
+    # --------------------------------------------------------------------------------- all requests
 
     @web.middleware
     async def _check_origin_and_report_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what comes from other pages, and tell of errors in the API's own form."""
+        """Refuse requests from other origins, and report errors in the API's own form."""
         try:
             self._check_origin(request)
             if request.method == hdrs.METH_OPTIONS:
@@ -118,15 +118,17 @@ class Gateway:
             raise
         except ConnectionError:
             self._metrics.cancelled.inc()
-            return web.Response(status=499)  # sent to nobody; aiohttp would log what is raised, with a traceback
+            # Nobody receives this; if it were raised, aiohttp would log it with a traceback
+            return web.Response(status=499)
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
             return self._build_error_response(request, self._convert_error_to_problem(error))
 
     def _convert_error_to_problem(self, error: Exception) -> HttpProblem:
-        """An error in the form in which a client sees it. Its type is logged, and its traceback if it is unexpected."""
+        """Convert an error to what a client sees; log type and traceback of an unexpected one."""
         problem = convert_error_to_problem(error, self._secret_texts)
         if not isinstance(error, LlmSpecError):
-            where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote the request
+            # Its message is not logged, since it may quote the request
+            where = "".join(traceback.format_tb(error.__traceback__))
             logging.getLogger("llm_spec").error("a request failed: %s\n%s", type(error).__name__, where)
         return problem
 
@@ -159,13 +161,13 @@ class Gateway:
         )
 
     def _check_origin(self, request: web.Request) -> None:
-        """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
+        """Refuse requests that pages of other origins send in a browser, also by DNS rebinding."""
         refusal = self._cached_origin_refusal(request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN))
         if refusal is not None:
             raise HttpProblem(403, refusal[0], code=refusal[1])
 
     def _find_origin_refusal(self, host: str, origin: str | None) -> tuple[str, str] | None:
-        """Why, and the code for it."""
+        """Return the reason and the code of a refusal, or None if the origin is allowed."""
         if origin is not None and origin not in self._config.cors_origins and not _is_same_origin(origin, host):
             return "pages from other origins are not allowed; see cors_origins", "origin"
         name = _get_hostname(host)
@@ -174,20 +176,21 @@ class Gateway:
         return None
 
     def _build_common_headers(self, request: web.Request) -> dict[str, str]:
-        """What every answer has; its origin's page may read it where the config says so."""
+        """Build the headers of every answer, with those of CORS if the config lists its origin."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or origin not in self._config.cors_origins:
             return _SERVER_HEADER
         return {
             **_SERVER_HEADER,
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Headers": "authorization, *",  # SDKs have many; the star is not for this one
+            # SDKs send many headers; the star does not cover `authorization`
+            "Access-Control-Allow-Headers": "authorization, *",
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
             "Access-Control-Expose-Headers": "*",
             "Vary": "Origin",
         }
 
-    # ------------------------------------------------------------------------------------------ small things
+    # --------------------------------------------------------------------------------- small things
 
     async def _handle_list_models(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
@@ -228,14 +231,14 @@ class Gateway:
     async def _handle_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)
 
-    # ------------------------------------------------------------------------------------------ answers
+    # -------------------------------------------------------------------------------------- answers
 
     async def _handle_count_tokens(self, request: web.Request) -> web.StreamResponse:
         client = self._clients.authenticate(request.headers)
         self._admit_request(client)
         try:
             async with self._body_reader.read_body(request) as request_body:
-                body = {**request_body.fields, "max_tokens": 1}  # it has no such field
+                body = {**request_body.fields, "max_tokens": 1}  # this API has no such field
                 model = self._models.find_for_client(get_requested_model_name(body), client)
                 parsed_requests, _ = await self._parse_body_to_requests(
                     _MESSAGES_API, request, request_body._replace(fields=body), model
@@ -246,11 +249,11 @@ class Gateway:
         return self._build_json_response(request, {"input_tokens": num_tokens})
 
     async def _refuse_websocket(self, request: web.Request) -> web.Response:
-        """Clients that try a WebSocket first fall back to HTTP at once upon this status, and no other."""
+        """Answer with the one status on which clients fall back from WebSockets to HTTP at once."""
         if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
             raise web.HTTPMethodNotAllowed(request.method, [hdrs.METH_POST])
         problem = HttpProblem(
-            426, "this server has no WebSockets; send a POST request by HTTP", code="upgrade_required"
+            426, "this server does not support WebSockets; send a POST request over HTTP", code="upgrade_required"
         )
         refusal = self._build_error_response(request, problem)
         refusal.headers.update({hdrs.UPGRADE: "HTTP/1.1", hdrs.CONNECTION: "Upgrade"})
@@ -302,7 +305,7 @@ class Gateway:
     async def _parse_body_to_requests(
         self, api: ApiDefinition, request: web.Request, request_body: RequestBody, model: ServedModel
     ) -> tuple[list[ParsedRequest], list[str]]:
-        """The requests of a body, and the names of what is not sent to the target: tools, items and fields."""
+        """Return a body's requests, and the names of tools, items and fields that are not sent."""
         body = request_body.fields
         if api is _MESSAGES_API and _BETAS_HEADER in request.headers:
             body["betas"] = [name.strip() for name in request.headers[_BETAS_HEADER].split(",")]
@@ -311,7 +314,8 @@ class Gateway:
         else:
             parsed_requests = api.parse(body, model.target_api)
         is_translated = api.target_api != model.target_api
-        if model.target_api != "messages" and (is_translated or not model.sees_images):  # which take images of tools
+        # Targets of the messages API take images of tools
+        if model.target_api != "messages" and (is_translated or not model.sees_images):
             parsed_requests = [
                 place_images_of_request(parsed, sees_images=model.sees_images) for parsed in parsed_requests
             ]
@@ -321,7 +325,7 @@ class Gateway:
         return parsed_requests, [*parsed_requests[0].left_out, *dropped_fields]
 
     def _admit_request(self, client: ApiClient) -> None:
-        """Let a request in; raises HttpProblem where there are too many."""
+        """Count a new request; raises HttpProblem if there are too many."""
         if self._num_open >= self._config.max_requests:
             raise HttpProblem(
                 503, "the server already answers as many requests as it can", code="overloaded", retry_after_s=1.0
@@ -344,7 +348,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _get_hostname(host: str) -> str:
-    """A Host header without its port; "" if it is not an address."""
+    """Return a Host header without its port, or "" if it is not an address."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,8 +1,8 @@
-"""A request's body to a JSON value: by RFC 8259, and without holding up other answers for long.
+"""Decodes request bodies as JSON (RFC 8259), without delaying other answers for long.
 
-To decode takes a time that depends on how many values there are (texts are read at 100 MB/s or more), and no other
-thread runs meanwhile. So the values of a long body are counted first, a piece at a time, and it may have only so many;
-nor may a number in it be long, which is read slowly.
+The time to decode depends on the number of values, since texts are read at 100 MB/s or more. No
+other thread runs meanwhile. So the values of a long body are counted first, piece by piece, and
+their number is limited. The length of numbers is limited too, because long ones are read slowly.
 """
 
 from __future__ import annotations
@@ -28,26 +28,30 @@ __all__ = [
 
 T = TypeVar("T")
 
-LONG_BYTES: Final = 64 * 1024  # what is shorter is decoded in 5 ms
-MAX_VALUES: Final = 250_000  # no model's context takes a prompt of as many token ids; decoded in 50 ms
-MAX_MEMBERS: Final = 10_000  # of an object, or of a list of other things than numbers and texts
-MAX_NUMBER_CHARS: Final = 4300  # what Python reads of an integer
-_KEY_VALUES: Final = 4  # what a key counts: a name that is new takes as long as so many numbers
+LONG_BYTES: Final = 64 * 1024  # a shorter body is decoded in 5 ms
+# No model's context holds a prompt of so many token ids. Decoded in 50 ms
+MAX_VALUES: Final = 250_000
+MAX_MEMBERS: Final = 10_000  # of an object, or of a list that holds objects or lists
+MAX_NUMBER_CHARS: Final = 4300  # Python's limit for an integer
+_KEY_VALUES: Final = 4  # a key counts as so many: a new name takes as long to decode
 _PIECE_BYTES: Final = 64 * 1024  # counted in about a millisecond
 
-# One thread: the event loop has to wait for it at most once, 5 ms, and long bodies wait for each other
+# One thread: the event loop waits for it at most once (5 ms). Long bodies wait for each other
 _body_executor: Final = DaemonThreadPool(1, "llm_spec_bodies")
 
 
 def decode_json(data: bytes | bytearray) -> Any:
-    """The value of a text: UTF-8, without NaN and Infinity, every character whole; raises ValueError for others."""
+    """Decode a JSON text of UTF-8.
+
+    Raises ValueError if it is not valid; NaN, Infinity and lone surrogates are not.
+    """
     return _decode_json_with(data, _DECODER)
 
 
 def decode_long_json(data: bytes | bytearray) -> Any:
-    """As `decode_json`; ValueError also for what exceeds the bounds of this module.
+    """Decode as `decode_json`; raises ValueError also if the text exceeds this module's bounds.
 
-    A bytearray is empty afterwards: its text takes as much memory again.
+    A bytearray is emptied, because its text takes as much memory again.
     """
     _check_num_values(data)
     value = _decode_json_with(data, _LONG_DECODER)
@@ -56,7 +60,7 @@ def decode_long_json(data: bytes | bytearray) -> Any:
 
 
 async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns or raises in the thread for long bodies, which takes one after the other."""
+    """Run a function in the thread for long bodies, which runs one at a time."""
     return await asyncio.get_running_loop().run_in_executor(_body_executor, function, *arguments)
 
 
@@ -66,7 +70,7 @@ def _decode_json_with(data: bytes | bytearray, decoder: json.JSONDecoder) -> Any
         data.clear()
     value = decoder.decode(text)
     if _has_lone_surrogate(text):
-        raise ValueError("a text in it has half a character: surrogates come in pairs")
+        raise ValueError("a text in it has a lone surrogate; surrogates come in pairs")
     return value
 
 
@@ -77,7 +81,7 @@ def _reject_nan_or_infinity(name: str) -> None:
 def _parse_finite_float(digits: str) -> float:
     value = float(_check_number_length(digits))
     if math.isinf(value):
-        raise ValueError(f"{digits[:40]} is too large a number")
+        raise ValueError(f"the number {digits[:40]} is too large")
     return value
 
 
@@ -94,7 +98,8 @@ _LONG_DECODER: Final = json.JSONDecoder(
     parse_int=lambda digits: int(_check_number_length(digits)),
 )
 
-# In valid JSON; a pair is one match, and so is every other escape, so that its second half begins none
+# Of valid JSON. A pair of surrogates is one match, and so is any other escape, so that its second
+# half does not begin a match
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(?P<half>u[dD][89a-fA-F])|.)")
 
 
@@ -107,7 +112,7 @@ _NO_BACKSLASH: Final = re.compile(rb"[^\\]")
 
 
 def _check_num_values(data: bytes | bytearray) -> None:
-    """Count what parts or begins values, and names them, outside of texts."""
+    """Raise ValueError if there are too many values, judged by separators outside of texts."""
     num_values = start = 0
     is_in_text = False
     while start < len(data):
@@ -116,13 +121,13 @@ def _check_num_values(data: bytes | bytearray) -> None:
         outside = b"".join(parts[is_in_text::2])
         num_values += sum(map(outside.count, (b",", b"[", b"{"))) + _KEY_VALUES * outside.count(b":")
         if num_values > MAX_VALUES:
-            raise ValueError(f"it has more than {MAX_VALUES} values, where a key counts as {_KEY_VALUES}")
+            raise ValueError(f"it has more than {MAX_VALUES} values (a key counts as {_KEY_VALUES})")
         is_in_text ^= len(parts) % 2 == 0
         start = end
 
 
 def _find_piece_end(data: bytes | bytearray, end: int) -> int:
-    """From there on, where no escape is parted."""
+    """Return the first position from `end` on that does not split an escape."""
     if data[end - 1 : end] != b"\\":
         return end
     after = _NO_BACKSLASH.search(data, end)
@@ -130,7 +135,7 @@ def _find_piece_end(data: bytes | bytearray, end: int) -> int:
 
 
 def _check_num_members(value: object) -> None:
-    """Of each object, and of each list that holds others."""
+    """Raise ValueError if an object or nested list has too many members."""
     left: list[object] = [value] if isinstance(value, dict | list) else []
     while left:
         container = left.pop()
@@ -138,5 +143,5 @@ def _check_num_members(value: object) -> None:
         members = list(cast("dict[str, object]", container).values()) if is_object else cast("list[object]", container)
         inner: list[object] = [member for member in members if isinstance(member, dict | list)]
         if len(members) > MAX_MEMBERS and (inner or is_object):
-            raise ValueError(f"an object or list in it has {len(members)} members; it may have {MAX_MEMBERS}")
+            raise ValueError(f"an object or list in it has {len(members)} members; it may have at most {MAX_MEMBERS}")
         left += inner

@@ -1,6 +1,6 @@
-"""Running a server: its socket, and the workers that share it.
+"""Runs a server: opens its socket, and starts the workers that share it.
 
-This process waits beside its workers for as long as they live. So it imports little: no numpy, no aiohttp, no asyncio.
+This process lives as long as its workers. So it imports little: no numpy, no aiohttp, no asyncio.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from llm_spec.server.worker_process import send_worker_report
 __all__ = ["serve"]
 
 _BACKLOG: Final = 1024
-# For workers, whose C library otherwise keeps what long bodies took: a heap for each thread, and holes of their size
+# For workers. Their C library would otherwise keep the memory of long bodies: a heap for each
+# thread, and holes of their size
 _MALLOC_OPTIONS: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "4194304"}
 
 
 def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print, may_replace_program: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM; then running answers end, for `shutdown_s` seconds at most.
+    """Serve until SIGINT or SIGTERM; then running answers have `shutdown_s` seconds to end.
 
-    The workers are processes, started again when they die. They import the main program, as with multiprocessing's
-    `spawn`, so a program that calls this needs `if __name__ == "__main__":`. `on_ready` is called with the address once
-    one of them serves. With `may_replace_program`, a smaller program then takes this one's place in its process, and
-    this never returns. Raises ConfigError for what keeps the workers from serving.
+    The workers are processes, which are restarted if they die. They import the main program, as
+    with multiprocessing's `spawn`, so a program that calls this needs `if __name__ == "__main__":`.
+
+    `on_ready`: called with a line that names the address, once a worker serves.
+    `may_replace_program`: a smaller program then replaces this one in its process, and this
+    function never returns.
+
+    Raises ConfigError if the workers cannot serve.
     """
     config.check_address_is_protected()
     for name, value in _MALLOC_OPTIONS.items():
@@ -48,7 +53,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print, may_
         )
         stop_timeout_s = config.shutdown_s + 5.0
         stack.callback(supervisor.stop_workers, stop_timeout_s)
-        stack.callback(sock.close)  # before the workers end, or the system would take connections for nobody
+        # Before the workers end; otherwise the system would accept connections that nobody serves
+        stack.callback(sock.close)
         signal.signal(signal.SIGTERM, exit_on_signal)
         supervisor.start_workers()
         host, port = sock.getsockname()[:2]
@@ -75,7 +81,7 @@ def _open_listening_socket(config: ServerConfig) -> Generator[socket.socket]:
 
 
 def _run_worker_process(config: ServerConfig, sock: int, ledger_file: int, worker: int, channel: socket.socket) -> None:
-    """A worker's process; it reports to its supervisor what keeps it from serving."""
+    """Run a worker; report to the supervisor why it cannot serve."""
     from llm_spec.server.usage_ledger import UsageLedger
     from llm_spec.server.worker import (
         run_server_worker,  # here: the process that starts workers needs nothing of theirs

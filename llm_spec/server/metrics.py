@@ -1,6 +1,7 @@
 """Prometheus metrics of the server, over all its workers.
 
-Several workers write theirs into files of one folder (see metrics_files.py), and prometheus_client reads them all.
+Several workers write to files in one folder (see metrics_files.py), and prometheus_client reads
+them all.
 """
 
 from __future__ import annotations
@@ -43,26 +44,34 @@ _LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 _TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output", "answer")
-_NUM_POSITIONS: Final = 16  # of a round's draft that are counted apart; only in a race are there often more
+# Positions of a round's draft that are counted separately; only `race` often has more
+_NUM_POSITIONS: Final = 16
 _NO_USAGE: Final = Usage()
 _UPDATE_DELAY_S: Final = 0.02
 
 
 def use_worker_metrics_files(worker: int) -> None:
-    """Let this process count in the files of that worker, if there are any; to be called before it makes metrics."""
+    """Make this process count in the files of a worker, if there are any.
+
+    Call it before any metric is created.
+    """
     if FOLDER_VARIABLE in os.environ:
         values.ValueClass = values.MultiProcessValue(process_identifier=lambda: worker)  # type: ignore[no-untyped-call] # it has no types
 
 
 class ServerMetrics:
-    """What one of `num_workers` counts: several requests at a time, and a little later, so that none waits for it."""
+    """The metrics of one of `num_workers` workers.
+
+    They are updated a little later, for several requests at a time, so that no request waits.
+    """
 
     def __init__(self, *, num_workers: int = 1) -> None:
         self._call_later = asyncio.get_running_loop().call_later
         self._is_update_due = False
         self._num_open = 0
-        self._num_new_requests = collections.Counter[tuple[str, str]]()  # by endpoint and model, not yet counted
-        self._new_answers: dict[str, list[tuple[SpeculativeResult, float]]] = {}  # by model, each with its overhead
+        # Not yet counted: requests by endpoint and model, and answers with their overhead by model
+        self._num_new_requests = collections.Counter[tuple[str, str]]()
+        self._new_answers: dict[str, list[tuple[SpeculativeResult, float]]] = {}
         self._is_shared = FOLDER_VARIABLE in os.environ
         self._is_incomplete = num_workers > 1 and not self._is_shared
         self._registry = CollectorRegistry()
@@ -102,22 +111,22 @@ class ServerMetrics:
         )
 
     def set_open_requests(self, number: int) -> None:
-        """So many requests are being answered now."""
+        """Set the number of requests that are being answered."""
         self._num_open = number
         if not self._is_update_due:
             self._is_update_due = True
             self._call_later(_UPDATE_DELAY_S, self._count_pending_answers)
 
     def count_request(self, endpoint: str, model: str) -> None:
-        """Count a request; one is open."""
+        """Count a request, while it is open."""
         self._num_new_requests[endpoint, model] += 1
 
     def count_answer(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
-        """Count an answer; its request is open."""
+        """Count an answer, while its request is open."""
         self._new_answers.setdefault(model, []).append((result, overhead_s))
 
     def _count_pending_answers(self) -> None:
-        """Count what is new."""
+        """Update the metrics with all new requests and answers."""
         self._is_update_due = False
         self._open_requests.set(self._num_open)
         for (endpoint, model), number in self._num_new_requests.items():
@@ -131,19 +140,21 @@ class ServerMetrics:
         self._new_answers.clear()
 
     def count_relayed_answer(self, model: str, usage: Usage | None) -> None:
-        """Count an answer that was the target's own chunks."""
+        """Count an answer that consists of the target's own chunks."""
         if usage is not None:
             self.tokens.labels(model, "input").inc(usage.input_tokens)
             self.tokens.labels(model, "output").inc(usage.output_tokens)
         self.strategies.labels(model, PLAIN.name).inc()
 
     def render_prometheus_text(self, models: Iterable[ServedModel], visible: Iterable[ServedModel]) -> bytes:
-        """Prometheus' text format, of models only those that are `visible`.
+        """Render the metrics in Prometheus' text format, with the series of `visible` models only.
 
-        Raises HttpProblem where the workers could not share their metrics.
+        Raises HttpProblem if the workers could not share their metrics.
         """
         if self._is_incomplete:
-            raise HttpProblem(503, "there are no metrics, because the disk was full when the server started")
+            raise HttpProblem(
+                503, "there are no metrics: the disk was full at the start; free space and restart the server"
+            )
         self._count_pending_answers()
         for model in models:
             self._breaker_open.labels(model.name, "target").set(model.decoder.is_target_circuit_open)
@@ -156,7 +167,7 @@ class ServerMetrics:
 
 
 class _BatchHistogram(Histogram):
-    """A histogram that counts several values in one go."""
+    """A histogram that counts several values at once."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         self._sum.inc(sum(amounts))  # pyright: ignore[reportUnknownMemberType] # it has no types
@@ -165,7 +176,7 @@ class _BatchHistogram(Histogram):
 
 
 class _VisibleModelsRegistry(CollectorRegistry):
-    """Of a registry what belongs to no model, or to one of these."""
+    """The series of a registry that belong to no model, or to one of the given models."""
 
     def __init__(self, registry: CollectorRegistry, models: AbstractSet[str]) -> None:
         super().__init__()
@@ -183,7 +194,7 @@ def _get_sample_model_name(sample: Sample) -> str | None:
 
 
 class _AcceptanceCounters:
-    """What became of drafts, by vLLM's names after this library's own prefix, with vLLM's labels."""
+    """Counts drafts under vLLM's names and labels; the names have this library's prefix."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by_model, r = ("model_name",), registry
@@ -222,7 +233,7 @@ class _ModelMetrics:
         self._get_acceptance_counters = cache(partial(metrics.acceptance.list_counters, model))
 
     def count_answers(self, answers: Sequence[tuple[SpeculativeResult, float]]) -> None:
-        """Count answers, each with the server's overhead in seconds, which its client waits too."""
+        """Count answers, each with the server's overhead in seconds, which is part of its time."""
         results = [result for result, _ in answers]
         totals = map(sum, zip(*map(_list_answer_counts, results), strict=True))
         for counter, number in zip(self._counters, totals, strict=True):
@@ -243,7 +254,7 @@ class _ModelMetrics:
 
 
 def _list_answer_counts(result: SpeculativeResult) -> tuple[int, ...]:
-    """What an answer adds to a model's tokens of each kind, rounds, fallbacks and retries."""
+    """List what an answer adds to a model's tokens of each kind, rounds, fallbacks and retries."""
     stats, usage = result.stats, result.usage or _NO_USAGE
     return (
         stats.num_draft_tokens,

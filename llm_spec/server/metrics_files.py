@@ -1,8 +1,9 @@
-"""The files in which several workers share their metrics: prometheus_client maps them into memory.
+"""The files in which several workers share their metrics; prometheus_client maps them into memory.
 
-To write into a mapped page for which the disk has no room ends the process (SIGBUS). So each file has all the room that
-it will need before it is mapped; where there is none, the server goes on without metrics. Files belong to a worker's
-number and not to its process: one that is started again goes on counting in them.
+Writing to a mapped page ends the process (SIGBUS) if the disk has no room for the page. So each
+file gets its full size before it is mapped. If the disk is too full, the server runs without
+metrics. A file belongs to a worker's number, not to its process, so a restarted worker continues to
+count in it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ __all__ = ["FOLDER_VARIABLE", "clear_worker_gauges", "create_metrics_folder"]
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client looks for the folder
 _GAUGES: Final = ("gauge_livesum", "gauge_livemax")
 _KINDS: Final = (*_GAUGES, "counter", "histogram")
-_SHARED_SERIES_BYTES: Final = 64 * 1024  # what a file holds that belongs to no model, and more
-_MODEL_SERIES_BYTES: Final = 10 * 1024  # 50 series of a model, beside its name in each of them
+_SHARED_SERIES_BYTES: Final = 64 * 1024  # enough for the series that belong to no model
+_MODEL_SERIES_BYTES: Final = 10 * 1024  # 50 series of a model, without its name in each
 _NUM_MODEL_SERIES: Final = 50
 
 
 @contextmanager
 def create_metrics_folder(config: ServerConfig) -> Generator[str | None]:
-    """The folder that the workers of `config` share while the context is open; None where one worker is enough."""
+    """Create the folder that a config's workers share while the context is open.
+
+    Yields None if there is one worker, or if the folder cannot be created.
+    """
     if config.workers == 1:
         yield None
         return
@@ -61,7 +65,7 @@ def create_metrics_folder(config: ServerConfig) -> Generator[str | None]:
 
 
 def clear_worker_gauges(worker: int) -> None:
-    """A worker has died: what it had open is open no more."""
+    """Clear the gauges of a worker that has died: its requests are not open any more."""
     if FOLDER_VARIABLE in os.environ:
         for path in _list_metrics_files(os.environ[FOLDER_VARIABLE], worker, _GAUGES):
             with suppress(OSError), path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""The models that are served: their providers, opened once and shared, and decoders for each client and strategy."""
+"""The served models: their shared providers, and decoders for each client and strategy."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, get_strateg
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
-MAX_CLIENTS: Final = 64  # of a model, whose answers are remembered for drafts; those of longest ago are forgotten
+# Clients of a model whose answers are remembered for drafts; the least recent are forgotten
+MAX_CLIENTS: Final = 64
 _CREATED_S: Final = 0  # the APIs require a time; there is none
 _CREATED_AT: Final = "1970-01-01T00:00:00Z"
 
 
 class ServedModel:
-    """One model as clients see it. `target_api` is the API of its target's server; None: it runs in this process."""
+    """One model as clients see it.
+
+    `target_api`: the API of the target's server, or None if the target runs in this process.
+    """
 
     def __init__(self, name: str, config: ModelConfig, target: LlmProvider, draft: DraftProvider | None) -> None:
         self.name = name
@@ -55,11 +59,14 @@ class ServedModel:
 
     @property
     def session_header(self) -> str | None:
-        """The header that says, to its target and draft, which conversation a request belongs to."""
+        """The header that tells the target and the draft a request's conversation."""
         return self._config.speculative.session_header
 
     def get_decoder(self, client: ApiClient, strategy: str | None) -> SpeculativeDecoder:
-        """The decoder of a client's request; raises InvalidRequestError for a strategy that it may not choose."""
+        """Return the decoder for a client's request.
+
+        Raises InvalidRequestError if the client may not choose the strategy.
+        """
         chosen = self._config.speculative.strategy if strategy is None else strategy
         if strategy is not None and strategy not in self._config.allowed_strategies:
             usable = ", ".join(self._list_usable_strategies())
@@ -74,7 +81,7 @@ class ServedModel:
         return decoders.get_by_strategy(chosen)
 
     def import_strategies(self) -> None:
-        """Import what its answers need now; otherwise the first of each would hold up all others."""
+        """Import the strategies now; otherwise the first answer of each would delay all others."""
         for strategy in self._list_suitable_strategies():
             if strategy is PLAIN or self._has_draft or self.is_local:
                 strategy.load_prepare_function()
@@ -100,7 +107,7 @@ class ServedModel:
     def select_fields(
         self, parsed_requests: Sequence[ParsedRequest], *, client_api: ApiName | None
     ) -> tuple[list[ParsedRequest], list[str]]:
-        """Requests of one body with the fields that their target is sent, and the names of the others."""
+        """Keep the fields that the target gets; return the requests and the other fields' names."""
         if not any(one_request.request.extra for one_request in parsed_requests):  # nearly always
             return list(parsed_requests), []
         kept = [
@@ -114,27 +121,27 @@ class ServedModel:
     def _translate_fields(
         self, target: FieldTranslator, parsed: ParsedRequest, dropped_fields: Sequence[str]
     ) -> tuple[ParsedRequest, list[str]]:
-        """A request in its target's own fields; what its operator passes on by name stays."""
+        """Translate a request into its target's fields; those that the operator passes on stay."""
         request, left_out = target.translate_openai_fields(parsed.request)
         passed = {name: parsed.request.extra[name] for name in left_out if name in self._extra_fields}
         request = replace(request, extra={**request.extra, **passed})
         return replace(parsed, request=request), sorted({*dropped_fields, *left_out} - passed.keys())
 
     def _list_usable_strategies(self) -> tuple[str, ...]:
-        """The strategies that requests may choose and this pair may support, as far as is known without asking."""
+        """List the allowed strategies that this pair may support, without calling the target."""
         usable = {AUTO, PLAIN.name}
         if self._has_draft:
             usable |= {strategy.name for strategy in self._list_suitable_strategies()}
         return tuple(name for name in self._config.allowed_strategies if name in usable)
 
     def _list_suitable_strategies(self) -> list[StrategyEntry]:
-        """The strategies that work with its kind of target."""
+        """List the strategies that work with this kind of target."""
         wrong = "server" if self.is_local else "local"
         return [strategy for strategy in get_strategies_by_name().values() if strategy.target != wrong]
 
 
 class _ClientDecoders:
-    """One client's decoders: they share what its draft remembers."""
+    """One client's decoders, which share what the client's draft remembers."""
 
     def __init__(self, decoder: SpeculativeDecoder, client: ApiClient) -> None:
         self._decoder = decoder
@@ -149,7 +156,7 @@ class _ClientDecoders:
 
 
 class ServedModels:
-    """All models of a config. Targets and drafts that are written alike are opened once."""
+    """All models of a config. Targets and drafts with equal provider strings are opened once."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -159,7 +166,10 @@ class ServedModels:
         self._models: dict[str, ServedModel] = {}
 
     def open_providers(self, clients: Sequence[ApiClient]) -> None:
-        """Open the providers, and check the budgets of all clients; raises ConfigError, naming the model."""
+        """Open the providers, and check the budgets of all clients.
+
+        Raises ConfigError, which names the model.
+        """
         for name, model in self._config.models.items():
             try:
                 target = self._open_target_once(model.target)
@@ -174,7 +184,10 @@ class ServedModels:
                 raise ConfigError(f"models.{name}: {error}") from error
 
     def find_for_client(self, name: str, client: ApiClient) -> ServedModel:
-        """The model of that name, or the default one; raises HttpProblem where there is none for this client."""
+        """Return the model of that name, or the default model.
+
+        Raises HttpProblem if there is none, or if the client may not use it.
+        """
         served_name = name if name in self._models else self._config.default_model
         if served_name is None or not client.can_use_model(served_name):
             message = f"the model {name[:200]!r} does not exist here, or this key may not use it"
@@ -182,17 +195,17 @@ class ServedModels:
         return self._models[served_name]
 
     def list_for_client(self, client: ApiClient) -> list[ServedModel]:
-        """What a client may ask for."""
+        """List the models that a client may use."""
         return [model for name, model in self._models.items() if client.can_use_model(name)]
 
     @property
     def targets_by_spec(self) -> Mapping[str, LlmProvider]:
-        """What is open, by its provider string."""
+        """The open targets by provider string."""
         return self._targets
 
     @property
     def drafts_by_spec(self) -> Mapping[str, DraftProvider]:
-        """As `targets_by_spec`."""
+        """The open drafts by provider string."""
         return self._drafts
 
     @property
@@ -223,7 +236,7 @@ class ServedModels:
         return self._targets[text]
 
     def _open_draft_once(self, text: str) -> DraftProvider:
-        """A draft; where a target of the same text is open, its weights are read once."""
+        """Open a draft; it shares the weights of an open target with the same provider string."""
         if text not in self._drafts:
             if text in self._targets:
                 self._drafts[text] = ProviderDraft(self._targets[text])

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as a client should hear of it: a status, an error object, headers. No I/O."""
+"""Errors as clients see them: a status, an error object and headers. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llm_spec.decoder.entry_points import strip_address
 
 __all__ = ["HttpProblem", "convert_error_to_problem", "get_model_folder", "get_public_name", "redact_server_details"]
 
-# RFC 9110's statuses, and OpenAI's names for them
+# Statuses of RFC 9110, and OpenAI's names for them
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -37,14 +37,16 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
     529: "overloaded_error",  # Anthropic's status for it
 }
-_KEPT_STATUSES: Final = (429, 503, 529)  # of a target: clients wait longer upon them, or ask another model
+# Statuses of a target that clients get too: they wait longer, or use another model
+_KEPT_STATUSES: Final = (429, 503, 529)
 _FIELD_PATTERN: Final = re.compile(r"[a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+)*(?= (?:is|has|holds|must|names)\b)")
 _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
     UnsupportedError: (400, "unsupported"),
     TargetError: (502, "target_failed"),
     LlmSpecError: (500, "configuration"),
 }
-# Providers name the server as " at URL", and quote other libraries' errors, which name its socket, in brackets
+# Providers name the server as " at URL". They quote other libraries' errors, which name its socket,
+# in brackets
 _ADDRESS_PATTERN: Final = re.compile(
     r" at https?://\S{1,500}|(?<=\bonnx:)[/~.]\S{0,500}/|(?<=\btorch:)[/~.]\S{0,500}/"
     r"| ?\(\w{1,60}(?:Error|Timeout|Exception): [^()]{0,500}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}\)"
@@ -53,7 +55,7 @@ _ADDRESS_PATTERN: Final = re.compile(
 _FOREIGN_ERROR_PATTERN: Final = re.compile(
     rf"( failed: \w{{1,60}}|\b(?!(?:{'|'.join(errors.__all__)})\b)\w{{1,60}}(?:Error|Timeout|Exception)): .*", re.DOTALL
 )
-# What a server's own words may hold: addresses, names of hosts inside a network, keys, accounts, files
+# A server's own words may hold addresses, names of internal hosts, keys, accounts and files
 _INTERNAL_NAME_PATTERN: Final = re.compile(
     r"https?://\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
     r"|\b[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.(?:cluster|corp|home|internal|intranet|lan|local|svc)\b(?::\d+)?"
@@ -61,14 +63,17 @@ _INTERNAL_NAME_PATTERN: Final = re.compile(
     r"|(?<![\w/.])/(?:data|etc|home|mnt|models|opt|root|srv|tmp|usr|var)/\S+",
     re.ASCII,
 )
-_MAX_MESSAGE_CHARS: Final = 1000  # characters of an error: it may quote what was sent, which may be long
+# An error may quote what was sent, which may be long
+_MAX_MESSAGE_CHARS: Final = 1000
 _NO_RETRY_HEADERS: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
 
 
 class HttpProblem(Exception):  # noqa: N818 - it is sent as well as raised
-    """Why a request is not answered; `param` is the field of the request that it is about.
+    """The reason why a request is not answered.
 
-    `retry_after_s`: when to ask again. `is_final`: asking again is of no use, or was tried here already.
+    `param`: the field of the request that it is about.
+    `retry_after_s`: the seconds to wait before a retry.
+    `is_final`: a retry is of no use, or was made here already.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class HttpProblem(Exception):  # noqa: N818 - it is sent as well as raised
 
     @property
     def retry_headers(self) -> dict[str, str]:
-        """What a client's own retries go by."""
+        """The headers that control a client's own retries."""
         headers = dict(_NO_RETRY_HEADERS) if self._is_final else {}
         if self._retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self._retry_after_s)))
@@ -115,18 +120,20 @@ class HttpProblem(Exception):  # noqa: N818 - it is sent as well as raised
 
 
 def convert_error_to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> HttpProblem:
-    """An error of this library as a problem, without `secret_texts` such as the addresses of upstream servers."""
+    """Convert an error to a problem without `secret_texts`, such as addresses of servers."""
     if isinstance(error, HttpProblem):
         return error
     message = redact_server_details(str(error), secret_texts, quotes_server=isinstance(error, InvalidRequestError))
-    if isinstance(error, TargetError) and error.status in (401, 403):  # its words may hold a part of the key
+    # The target's words may hold a part of the key
+    if isinstance(error, TargetError) and error.status in (401, 403):
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
         found = _FIELD_PATTERN.match(message)
         status = 413 if error.status == 413 else 400
         return HttpProblem(status, message, code=error.code, param=error.param or (None if found is None else found[0]))
     if isinstance(error, TransientError):
-        is_silence = error.status is None and "silent" in message  # else they may be the server's own words
+        # With a status, the message may be the server's own words
+        is_silence = error.status is None and "silent" in message
         status = error.status if error.status in _KEPT_STATUSES else 504 if is_silence else 502
         code = error.code or "target_failed"
         return HttpProblem(status, message, code=code, retry_after_s=error.retry_after_s, is_final=True)
@@ -139,9 +146,10 @@ def convert_error_to_problem(error: Exception, secret_texts: tuple[str, ...] = (
 
 
 def redact_server_details(message: str, secret_texts: tuple[str, ...] = (), *, quotes_server: bool = False) -> str:
-    """A message without addresses of upstream servers, without these texts, and without quotes of other libraries.
+    """Remove upstream addresses, `secret_texts` and quotes of other libraries from a message.
 
-    `quotes_server`: it may quote a server, whose words about the request are for who sent it.
+    `quotes_server`: the message may quote a server, whose words about the request are for the
+    client.
     """
     # the search would take too long over a long message
     message = _ADDRESS_PATTERN.sub("", message[: 4 * _MAX_MESSAGE_CHARS])
@@ -154,13 +162,17 @@ def redact_server_details(message: str, secret_texts: tuple[str, ...] = (), *, q
 
 
 def get_public_name(text: str) -> str:
-    """A provider string, or a provider's name, for clients: without address and options, of a path only its end."""
+    """Return a provider string, or a provider's name, for clients.
+
+    It has no address and no options, and only the last part of a path.
+    """
     public_name = strip_address(text).partition("?")[0]
     folder = get_model_folder(text)
-    return public_name.removesuffix(folder) + PureWindowsPath(folder).name  # which knows both kinds of slashes
+    # PureWindowsPath knows both kinds of slashes
+    return public_name.removesuffix(folder) + PureWindowsPath(folder).name
 
 
 def get_model_folder(text: str) -> str:
-    """The folder on this machine that a provider string names; "" where it names none."""
+    """Return the local folder that a provider string names, or "" if it names none."""
     model = strip_address(text).partition("?")[0].rpartition(":")[2]
     return model if model.startswith(("/", "\\", ".", "~")) else ""

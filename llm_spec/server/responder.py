@@ -1,4 +1,4 @@
-"""One request on its way to an answer: whole, streamed, or passed on from the target as it is."""
+"""Answers one request: whole, as a stream, or with the target's own chunks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ _STREAM_HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-_BUDGET_RETRY_S: Final = 1.0  # to wait for requests under way that hold a budget
+_BUDGET_RETRY_S: Final = 1.0  # until running requests may have released some budget
 _RELAY_HEADERS: Final = {STRATEGY_HEADER: PLAIN.name, "x-llm-spec-guarantee": PLAIN.guarantee}
 
 
 class Responder:
-    """Answers one request. `headers` go with every answer; `to_problem` turns an error into what a client sees."""
+    """Answers one request.
+
+    `headers`: sent with every answer.
+    `to_problem`: converts an error to what the client sees.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,10 @@ class Responder:
         self._clock = get_loop_clock()
 
     async def respond_whole_or_streamed(self) -> web.StreamResponse:
-        """The response, sent where it is a stream; raises what goes wrong before anything was sent."""
+        """Return the response, which has been sent if it is a stream.
+
+        Raises errors that occur before anything is sent.
+        """
         first = self._parsed_requests[0]
         decoder = self._model.get_decoder(self._client, self._request.headers.get(STRATEGY_HEADER))
         if first.num_choices > 1 or first.logprobs:
@@ -93,7 +100,7 @@ class Responder:
         message = "this key's budget is spent, or too small for this request"
         return HttpProblem(429, message, code="insufficient_quota", is_final=True)
 
-    # ------------------------------------------------------------------------------------------ whole answers
+    # -------------------------------------------------------------------------------- whole answers
 
     async def _respond_whole(self, decoder: SpeculativeDecoder) -> web.Response:
         results: list[SpeculativeResult] = []
@@ -111,14 +118,15 @@ class Responder:
     def _build_json_response(self, body: object, headers: Mapping[str, str]) -> web.Response:
         return web.Response(body=dumps(body), content_type="application/json", headers={**self._headers, **headers})
 
-    # ------------------------------------------------------------------------------------------ streams
+    # -------------------------------------------------------------------------------------- streams
 
     async def _respond_stream(self, decoder: SpeculativeDecoder, parsed: ParsedRequest) -> web.StreamResponse:
         overhead_s = self._clock() - self._context.started_s
         headers = {"x-llm-spec-overhead-ms": f"{overhead_s * 1e3:.3f}"}
         encoder = self._api.create_encoder(parsed, self._context)
         async with decoder.stream(parsed.request, rounds=True) as events:
-            early_events = await _read_to_first_answer_event(events)  # until then an error has a status of its own
+            # Until the first answer event, an error is sent with its own status
+            early_events = await _read_to_first_answer_event(events)
             for event in early_events:
                 if isinstance(event, SpeculativeFinish) and event.result and event.result.plain_reason == "budget":
                     raise self._build_budget_problem()
@@ -133,7 +141,7 @@ class Responder:
                         self._send_event(event, encoder, sender, overhead_s)
                         if sender.is_full:
                             await sender.wait_for_room()
-                except Exception as error:  # noqa: BLE001 - every error ends the stream with a message
+                except Exception as error:  # noqa: BLE001 - an error ends the stream, as a message
                     sender.put(encoder.encode_error(self._convert_stream_error_to_problem(error)))
         return sender.response
 
@@ -147,7 +155,7 @@ class Responder:
             sender.put(encoder.encode_event(event))
 
     def _convert_stream_error_to_problem(self, error: Exception) -> HttpProblem:
-        """What went wrong in the middle of a stream; raises what only says that its reader has gone."""
+        """Convert an error amid a stream; raises ConnectionError if the reader has gone."""
         if isinstance(error, ConnectionError):
             raise error
         self._metrics.errors.labels("stream").inc()
@@ -155,7 +163,7 @@ class Responder:
 
     @asynccontextmanager
     async def _open_stream_sender(self, keep_alive: bytes, headers: Mapping[str, str]) -> AsyncGenerator[StreamSender]:
-        """The response's stream, begun; it is ended when the context is left."""
+        """Begin the response's stream, and end it when the context is left."""
         response = web.StreamResponse(headers={**_STREAM_HEADERS, **self._headers, **headers})
         await response.prepare(self._request)
         sender = StreamSender(response, keep_alive=keep_alive, keep_alive_s=self._config.keep_alive_s)
@@ -163,16 +171,16 @@ class Responder:
             yield sender
         await response.write_eof()
 
-    # ------------------------------------------------------------------------------------------ passed on
+    # ------------------------------------------------------------------------------------ passed on
 
     async def _relay_target_chunks(self, decoder: SpeculativeDecoder, parsed: ParsedRequest) -> web.StreamResponse:
-        """Several choices, or log-probabilities: the target's own chunks, without speculation."""
+        """Relay the target's own chunks, for several choices or log-probabilities."""
         has_chunks = isinstance(self._model.target, ChunkStreaming)
         if not self._api.can_relay or not has_chunks or len(self._parsed_requests) > 1:
             name = "n" if parsed.num_choices > 1 else "logprobs"
-            raise InvalidRequestError(f"{name} is set, which {self._model.name} cannot serve here")
+            raise InvalidRequestError(f"{name} is set; {self._model.name} cannot serve it here: leave it out")
         merger = ChunkMerger()
-        empty_answer = HttpProblem(502, f"{self._model.name} ended its answer before it began", is_final=True)
+        empty_answer = HttpProblem(502, f"{self._model.name} sent an empty answer", is_final=True)
         try:
             if parsed.stream:
                 async with decoder.stream_chunks(parsed.request) as chunks:
@@ -231,7 +239,7 @@ class Responder:
 
 
 async def _read_to_first_answer_event(events: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
-    """The events up to the first that belongs to the answer, or ends it."""
+    """Read events up to the first that belongs to the answer, or ends it."""
     early_events: list[StreamEvent] = []
     async for event in events:
         early_events.append(event)

@@ -1,4 +1,4 @@
-"""Ids of conversations for the header of session affinity, the same in all workers. Pure."""
+"""Conversation ids for the session-affinity header, the same in all workers. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ __all__ = ["add_session_id"]
 
 
 def add_session_id(parsed: ParsedRequest, given_id: str | None, client: ApiClient, key: bytes) -> ParsedRequest:
-    """A request with its conversation's id: what its client gave in the header, else derived from its beginning.
+    """Add a conversation's id to a request: the client's own, or one derived from its beginning.
 
-    Ids of clients with keys are never alike: what they give is hashed together with who they are. Without keys it is
-    taken as it is; raises InvalidRequestError where it cannot be.
+    Without keys, the client's own id is used as it is. With keys, it is hashed together with the
+    client's name, so that ids of different clients differ. Raises InvalidRequestError if the
+    client's own id cannot be used as it is.
     """
     if given_id and not client.name:
         return _set_session_id(parsed, given_id)

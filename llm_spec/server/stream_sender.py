@@ -1,4 +1,4 @@
-"""What is to be sent on one streamed response: pieces that come together go out together."""
+"""Sends one streamed response; pieces that come together are sent together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aiohttp import web
 
 __all__ = ["StreamSender"]
 
-_MAX_PENDING_BYTES: Final = 64 * 1024  # bytes; whoever writes more waits for the reader
+_MAX_PENDING_BYTES: Final = 64 * 1024  # a writer with more than this waits for the reader
 
 
 class StreamSender:
-    """Sends from a task of its own, so that a slow reader holds up its own answer alone, and a pause is bridged.
+    """Sends from a task of its own, so that a slow reader delays only its own answer.
 
-    Where nothing came for `keep_alive_s` seconds, `keep_alive` is sent.
+    `keep_alive`: sent if nothing has come for `keep_alive_s` seconds.
     """
 
     def __init__(self, response: web.StreamResponse, *, keep_alive: bytes, keep_alive_s: float) -> None:
@@ -28,13 +28,16 @@ class StreamSender:
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
         self._is_closed = self._has_ended = False
-        self._data_ready: asyncio.Future[None] | None = None  # the sender waits for it …
-        self._room_ready: asyncio.Future[None] | None = None  # … and the writer for this
+        self._data_ready: asyncio.Future[None] | None = None  # the sender waits for this
+        self._room_ready: asyncio.Future[None] | None = None  # the writer waits for this
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def run_sender_task(self) -> AsyncGenerator[None]:
-        """Send what is put in until the context is left; then all of it has been sent, or an error is raised."""
+        """Send what is put in until the context is left.
+
+        By then all of it has been sent, or an error is raised.
+        """
         self._task = asyncio.create_task(self._send_until_closed())
         try:
             yield
@@ -48,7 +51,7 @@ class StreamSender:
                 self._task.exception()  # it was raised above, or another was
 
     def put(self, data: bytes) -> None:
-        """Send this, soon; raises ConnectionError if the reader has gone."""
+        """Queue data for sending; raises ConnectionError if the reader has gone."""
         if data:
             if self._has_ended and self._task is not None:
                 self._task.result()
@@ -59,11 +62,11 @@ class StreamSender:
 
     @property
     def is_full(self) -> bool:
-        """Whether the writer should wait for `wait_for_room`."""
+        """True if the writer should call `wait_for_room`."""
         return self._num_pending_bytes > _MAX_PENDING_BYTES
 
     async def wait_for_room(self) -> None:
-        """Wait until the reader has taken what is waiting; raises ConnectionError if it has gone."""
+        """Wait until the reader has taken what waits; raises ConnectionError if it has gone."""
         while self.is_full:
             if self._task is not None and self._task.done():
                 await self._task
@@ -96,7 +99,7 @@ class StreamSender:
             self._room_ready.set_result(None)
 
     async def _wait_for_data(self) -> None:
-        """Wait for something to send, or until it is time for a sign of life."""
+        """Wait for data, or until a keep-alive is due."""
         data_ready = self._data_ready = self._loop.create_future()
         timer = self._loop.call_later(self._keep_alive_s, self._wake_sender)
         try:

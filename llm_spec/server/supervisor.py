@@ -1,4 +1,4 @@
-"""Worker processes that are started again when they die."""
+"""Starts worker processes, and restarts them when they die."""
 
 from __future__ import annotations
 
@@ -24,23 +24,28 @@ from llm_spec.server.worker_process import (
 
 __all__ = ["WorkerSupervisor", "get_restart_wait_s"]
 
-_MIN_LIFETIME_S: Final = 10.0  # who lived so long is started again at once
+_MIN_LIFETIME_S: Final = 10.0  # a worker that lived this long is restarted at once
 _MAX_WAIT_S: Final = 30.0
 _MAX_STARTS: Final = 3  # of a worker, while none has ever been ready
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def get_restart_wait_s(num_quick_deaths: int) -> float:
-    """Seconds until a worker is started again that has died so often in succession, soon after its start."""
+    """Return the seconds to wait before a worker is restarted.
+
+    `num_quick_deaths`: how often in a row it died soon after its start.
+    """
     return 0.0 if num_quick_deaths == 0 else min(_MAX_WAIT_S, 0.25 * 2.0 ** min(num_quick_deaths, 16))
 
 
 class WorkerSupervisor:
-    """Runs `target(*arguments, worker, channel)` in a process for each worker, and starts again what has died.
+    """Runs `target(*arguments, worker, channel)` in a process for each worker, and restarts them.
 
-    A worker sends `READY` through `channel` by `send_worker_report` once it serves, or why it cannot; `channel` ends
-    when this process does. `inherited`: the file descriptors that workers have too. `on_death` gets each worker that
-    died.
+    Once a worker serves, it sends `READY` through `channel` by `send_worker_report`. If it cannot
+    serve, it sends the reason. `channel` ends when this process does.
+
+    `inherited`: the file descriptors that workers have too.
+    `on_death`: called with the number of each worker that died.
     """
 
     def __init__(
@@ -57,26 +62,31 @@ class WorkerSupervisor:
         self._inherited = inherited
         self._on_death = on_death
         self._workers: list[SupervisedWorker] = []
-        self._has_served = False  # one of them has been
+        self._has_served = False  # at least one worker has been ready
 
     def start_workers(self) -> None:
-        """Start all, and wait until one of them serves; raises ConfigError, in its words, where one cannot."""
+        """Start all workers, and wait until one of them serves.
+
+        Raises ConfigError, in a worker's words, if it cannot serve.
+        """
         for index in range(self._num_workers):
             self._workers.append(SupervisedWorker(*self._program.start(index)))
         while not self._has_served:
             self._handle_next_worker_event()
 
     def restart_dead_workers(self) -> NoReturn:
-        """Start again what dies, until an exception such as KeyboardInterrupt ends it."""
+        """Restart workers that die, until an exception such as KeyboardInterrupt ends it."""
         while True:
             self._handle_next_worker_event()
 
     def restart_dead_workers_in_small_process(self, stop_timeout_s: float, folder: str | None) -> NoReturn:
-        """As `restart_dead_workers`, by a program that takes the place of this one and needs less memory.
+        """Replace this program with a smaller one that restarts dead workers.
 
-        SIGINT and SIGTERM end it: workers have `stop_timeout_s` seconds, then it removes `folder`.
+        SIGINT and SIGTERM end it. Workers then have `stop_timeout_s` seconds, and `folder` is
+        removed.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # until the other program handles them
+        # Until the other program handles them
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         channels = [worker.channel for worker in self._workers if worker.restart_at_s is None]
         file = create_memory_file()
         file.write(
@@ -90,15 +100,15 @@ class WorkerSupervisor:
         os.execv(sys.executable, [sys.executable, *build_python_program_options(file.fileno()), *sys.argv])  # noqa: S606 - our own
 
     def close_inherited(self) -> None:
-        """Close here what workers were given, where nobody else does: no worker is started any more.
+        """Close the inherited file descriptors in this process; no worker is started any more.
 
-        The system takes connections for a socket that listens as long as any process has it open.
+        The system takes connections for a listening socket as long as any process has it open.
         """
         for number in self._inherited:
             os.close(number)
 
     def stop_workers(self, timeout_s: float) -> None:
-        """End all, letting running answers end for so long."""
+        """Stop all workers; their running answers have `timeout_s` seconds to end."""
         living = [worker for worker in self._workers if worker.restart_at_s is None]
         for worker in living:
             os.kill(worker.pid, signal.SIGTERM)
@@ -108,10 +118,10 @@ class WorkerSupervisor:
             worker.reap()
         self._workers.clear()
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _handle_next_worker_event(self) -> None:
-        """Wait for the next thing that happens to a worker, and see to it."""
+        """Wait for a worker's report, its death or a restart that is due, and handle it."""
         with selectors.DefaultSelector() as selector:
             for number, worker in enumerate(self._workers):
                 if worker.restart_at_s is None:
@@ -129,7 +139,7 @@ class WorkerSupervisor:
         return max(0.0, min(times_s) - time.monotonic()) if times_s else None
 
     def _read_worker_report(self, index: int, worker: SupervisedWorker) -> None:
-        """Read a part of a worker's report; at the end of its channel it has died."""
+        """Read a part of a worker's report; the end of its channel means that it has died."""
         chunk = read_worker_channel(worker.channel)
         report = worker.read_report(chunk)
         if not chunk:
@@ -155,7 +165,10 @@ class WorkerSupervisor:
 
 
 def create_memory_file() -> BufferedRandom:
-    """An empty file in memory, where the system has such files; it ends with the last process that has it open."""
+    """Create an empty file, in memory if the system supports it.
+
+    It ends with the last process that has it open.
+    """
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("llm-spec"), "w+b")
     import tempfile  # here: it is rarely needed
@@ -164,7 +177,7 @@ def create_memory_file() -> BufferedRandom:
 
 
 def _watch_workers_in_small_process(file: BinaryIO, number: int) -> None:
-    """In the program that takes the place of a server's first one: watch over its workers until a signal ends it."""
+    """Supervise the workers until a signal ends this program, which replaced the first one."""
     with file:
         supervisor, stop_timeout_s, folder = pickle.load(file)  # noqa: S301 - from ourselves
     os.close(number)
@@ -177,18 +190,18 @@ def _watch_workers_in_small_process(file: BinaryIO, number: int) -> None:
             supervisor.close_inherited()
             supervisor.stop_workers(stop_timeout_s)
             if folder is not None:
-                import shutil  # here: it is needed at the end alone
+                import shutil  # here: it is only needed at the end
 
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def exit_on_signal(*_: object) -> NoReturn:
-    """A handler for a signal that ends a program well."""
+    """Handle a signal by exiting with status 0."""
     sys.exit(0)
 
 
 def _wait_for_worker_end(channel: int, timeout_s: float) -> bool:
-    """Wait until a worker has ended; False if it has not in that time."""
+    """Wait until a worker has ended; return False if it has not in that time."""
     end_s = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""How many tokens a request has, counted before it is answered."""
+"""Counts the tokens of a request before it is answered."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ __all__ = ["count_request_tokens"]
 
 
 async def count_request_tokens(target: LlmProvider, request: ChatRequest) -> int:
-    """The tokens of a request's input: as its server or tokenizer counts them, else an estimate, rather too many.
+    """Return the number of tokens of a request's input.
 
-    Raises InvalidRequestError for what the server calls invalid.
+    The target's server or tokenizer counts them; if it cannot, they are estimated, rather too many.
+    Raises InvalidRequestError if the server calls the request invalid.
     """
     estimate = estimate_request_tokens(request)
     try:
         counted = await _count_request_tokens_exactly(target, request, estimate)
     except InvalidRequestError:
         raise
-    except LlmSpecError:  # it does not know the call, or cannot be reached now
+    except LlmSpecError:  # the server has no such call, or cannot be reached
         counted = None
     return estimate if counted is None else counted
 
@@ -31,6 +32,7 @@ async def _count_request_tokens_exactly(target: LlmProvider, request: ChatReques
     if isinstance(target, InputTokenCounter):
         return await target.count_input_tokens(request)
     model, endpoint = target.capabilities.token_model, target.capabilities.token_endpoint
-    if model is not None and estimate <= 2 * model.context_length:  # what cannot fit need not be encoded
+    # A prompt that cannot fit need not be encoded
+    if model is not None and estimate <= 2 * model.context_length:
         return len(await asyncio.to_thread(model.tokenizer.encode_chat, request))
     return None if endpoint is None else len(await endpoint.encode_chat(request))

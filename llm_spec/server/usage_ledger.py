@@ -1,4 +1,4 @@
-"""What clients use, counted over all workers."""
+"""Counts what clients use, over all workers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ _FLOAT_BYTES: Final = 8
 
 
 class UsageLedger:
-    """What every client uses, in memory that all workers share: [worker, client, (columns of its budget, open)].
+    """What every client uses, in memory that all workers share.
 
-    Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; what must not
-    exceed a bound is counted first and compared then: at the bound, two that come at once may both be refused.
-    `file`: the descriptor of a file, empty at first, that all workers map; without it the memory is this process's own.
+    Its shape is [worker, client, (columns of the client's budget, open requests)]. Each worker
+    writes only its own rows, so no lock is needed, and none is left held if a worker dies. Callers
+    count first and compare with a bound then. So at the bound, two requests that come at once may
+    both be refused.
+
+    `file`: the descriptor of a file, empty at first, that all workers map; without it the memory is
+    this process's own.
     """
 
     def __init__(self, num_workers: int, num_clients: int, file: int | None = None) -> None:
@@ -32,15 +36,18 @@ class UsageLedger:
         self._array = memoryview(mmap.mmap(-1 if file is None else file, num_bytes)).cast("d")
 
     def sum_over_workers(self, client: int, column: int) -> float:
-        """The sum over all workers."""
+        """Return the sum of a client's column over all workers."""
         return sum(self._array[self._get_cell_offset(worker, client, column)] for worker in range(self.num_workers))
 
     def add_usage(self, worker: int, client: int, column: int, value: float) -> None:
-        """Count for one worker."""
+        """Add to a client's column in one worker's rows."""
         self._array[self._get_cell_offset(worker, client, column)] += value
 
     def settle_dead_worker(self, worker: int) -> None:
-        """A worker that begins has no request open, whatever the one before it left; what that one held is spent."""
+        """Settle what the previous process of a worker has left.
+
+        It has no open requests any more, and what it reserved counts as spent.
+        """
         for client in range(self.num_clients):
             self._array[self._get_cell_offset(worker, client, OPEN_COLUMN)] = 0.0
             for spent, held in SPENT_AND_RESERVED_COLUMNS:

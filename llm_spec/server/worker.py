@@ -1,4 +1,4 @@
-"""A worker: the process that serves, beside the one that started it and watches over it."""
+"""A worker: the process that serves, under a supervisor that started it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from llm_spec.server.worker_process import READY, send_worker_report
 
 __all__ = ["run_server_worker"]
 
-_GC_THRESHOLD: Final = 20_000  # objects more than before; at the default 700 every other request would look for cycles
+# New objects; at the default of 700, every other request would look for cycles
+_GC_THRESHOLD: Final = 20_000
 
 
 def run_server_worker(
     config: ServerConfig, sock: socket.socket, ledger: UsageLedger, worker: int, channel: socket.socket
 ) -> None:
-    """Serve until SIGINT, SIGTERM or the end of the supervisor, which `channel` leads to; tell it once this serves."""
+    """Serve until SIGINT, SIGTERM or the end of the supervisor.
+
+    `channel`: leads to the supervisor, which is told once this worker serves.
+    """
 
     async def serve_until_stopped() -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
-        loop.add_reader(channel.fileno(), ended.set)  # a worker does not outlive who began it
+        loop.add_reader(channel.fileno(), ended.set)  # a worker does not outlive its supervisor
         async with Server(config, sock=sock, ledger=ledger, worker=worker):
             gc.collect()
-            gc.freeze()  # what is here by now stays: it need not be looked through again and again
+            gc.freeze()  # these objects stay, so they need not be scanned again
             gc.set_threshold(_GC_THRESHOLD)
             send_worker_report(channel, READY)
             await ended.wait()
@@ -44,7 +48,7 @@ def run_server_worker(
 
 
 def _run_on_fastest_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine function, on uvloop where that is installed: it halves what a relayed piece costs."""
+    """Run a coroutine function, on uvloop if it is installed: a relayed piece costs half there."""
     with asyncio.Runner(loop_factory=_get_loop_factory()) as runner:
         runner.run(main())
 

@@ -1,7 +1,8 @@
-"""Processes that a server's supervisor starts, and what they tell it.
+"""Processes that a server's supervisor starts, and their reports to it.
 
-Like those of multiprocessing's `spawn`, they know the main program's classes. Unlike those, they need no further
-process that tracks what is shared, and whoever starts them stays small.
+Like processes of multiprocessing's `spawn`, they know the main program's classes. Unlike those,
+they need no further process that tracks what is shared, and the process that starts them stays
+small.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ _PROGRAM: Final = (
 
 
 def build_python_program_options(number: int) -> list[str]:
-    """Options of Python for a program that a file descriptor holds: pickled, its `sys.path` and a function.
+    """Return the options with which Python runs a program from a file descriptor.
 
-    The function is called with the file, to read on, and with the descriptor.
+    The file has, pickled, a `sys.path` and a function. The function is called with the file, to
+    read on, and with the descriptor.
     """
     return ["-P", "-c", _PROGRAM.format(number=number)]
 
 
 def send_worker_report(channel: socket.socket, report: str) -> None:
-    """Tell the supervisor, from a worker, that this one serves (`READY`), or why it cannot."""
+    """Tell the supervisor that this worker serves (`READY`), or why it cannot."""
     channel.sendall(report.encode() + _END_OF_REPORT)
 
 
 def read_worker_channel(channel: int) -> bytes:
-    """What has come from a worker; nothing once it has ended."""
+    """Read what has come from a worker; return nothing once it has ended."""
     try:
         return os.read(channel, 65536)
     except OSError:
@@ -55,13 +57,17 @@ def read_worker_channel(channel: int) -> bytes:
 
 
 class WorkerProgram:
-    """What a worker runs: `target(*arguments, worker, channel)`, with `inherited` file descriptors open."""
+    """The program of a worker: `target(*arguments, worker, channel)`.
+
+    `inherited`: the file descriptors that it has open.
+    """
 
     def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...], inherited: Sequence[int]) -> None:
-        from multiprocessing import spawn  # here: a process that begins only later ones needs none
+        from multiprocessing import spawn  # here: a process that only restarts workers needs none
 
         command = spawn.get_command_line()
-        self._command = command[: command.index("-c")]  # the interpreter of this process, with its options
+        # The interpreter of this process, with its options
+        self._command = command[: command.index("-c")]
         preparation = spawn.get_preparation_data("llm-spec")
         del preparation["authkey"]  # it may not be pickled
         parts = (sys.path, _run_worker_target, preparation, (target, arguments, inherited))
@@ -70,20 +76,20 @@ class WorkerProgram:
             os.set_inheritable(number, True)
 
     def start(self, worker: int) -> tuple[int, int]:
-        """Start a worker: its process id, and the file descriptor of the channel to it."""
+        """Start a worker; return its process id and the file descriptor of its channel."""
         ours, theirs = socket.socketpair()
         with theirs, _ignore_interrupts():
             theirs.set_inheritable(True)
             command = [*self._command, *build_python_program_options(theirs.fileno()), f"llm-spec-worker-{worker}"]
             no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
             pid = os.posix_spawn(command[0], command, os.environ, file_actions=[no_input])
-        with suppress(ConnectionError):  # it has died, which the end of the channel tells
+        with suppress(ConnectionError):  # it has died; the end of the channel will tell
             ours.sendall(self._pickled + pickle.dumps(worker))
         return pid, ours.detach()
 
 
 class SupervisedWorker:
-    """A worker, through all the processes that it has been."""
+    """A worker, across all its processes."""
 
     def __init__(self, pid: int, channel: int) -> None:
         self.pid = pid
@@ -95,7 +101,7 @@ class SupervisedWorker:
         self._unread = b""
 
     def read_report(self, chunk: bytes) -> str | None:
-        """The report that this part of it completes."""
+        """Add a chunk of a report; return the report once it is complete, else None."""
         report, end, self._unread = (self._unread + chunk).partition(_END_OF_REPORT)
         if end:
             return report.decode()
@@ -103,12 +109,12 @@ class SupervisedWorker:
         return None
 
     def reap(self) -> int:
-        """Close what it leaves; its exit code, negative for a signal."""
+        """Close its channel; return its exit code, negative for a signal."""
         os.close(self.channel)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def set_new_process(self, pid: int, channel: int) -> None:
-        """It is another process from now on."""
+        """Record the worker's new process."""
         self.pid, self.channel = pid, channel
         self.started_s = time.monotonic()
         self.restart_at_s = None
@@ -117,22 +123,26 @@ class SupervisedWorker:
 
 
 def _run_worker_target(file: BinaryIO, number: int) -> None:
-    """In a worker: do what the supervisor says."""
+    """Run the supervisor's target in a worker."""
     from multiprocessing.spawn import prepare  # here: the supervisor needs none
 
     with file:
-        prepare(pickle.load(file))  # noqa: S301 - from the process that began this one, as what follows
+        prepare(pickle.load(file))  # noqa: S301 - from the supervisor, as is what follows
         target, arguments, inherited = pickle.load(file)  # noqa: S301
         worker = pickle.load(file)  # noqa: S301
     for each in (number, *inherited):
         os.set_inheritable(each, False)
-    os.dup(number)  # so that the channel ends with the process, and not when Python closes what it knows
+    # So that the channel ends with the process, and not when Python closes its own descriptor
+    os.dup(number)
     target(*arguments, worker, socket.socket(fileno=number))
 
 
 @contextmanager
 def _ignore_interrupts() -> Generator[None]:
-    """A process that is started inside does not hear Ctrl-C, which its terminal sends to all, before it asks for it."""
+    """Start processes inside that ignore Ctrl-C until they handle it.
+
+    Their terminal sends it to all of them.
+    """
     previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

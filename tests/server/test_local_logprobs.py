@@ -163,7 +163,7 @@ async def test_without_asking_there_are_none(url: str) -> None:
         ("chat/completions", {"logprobs": True, "top_logprobs": "2"}, "top_logprobs is of type str; it must be an int"),
         ("chat/completions", {"logprobs": 2}, "logprobs is of type int; it must be true or false"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs is set; it needs logprobs: true"),
-        ("chat/completions", {"logprobs": True, "n": 2}, "n is set, which drafted cannot serve here"),
+        ("chat/completions", {"logprobs": True, "n": 2}, "n is set; drafted cannot serve it here: leave it out"),
         ("completions", {"logprobs": 21}, "logprobs is 21; it must be an integer at least 0 and at most 20"),
         ("completions", {"logprobs": -1}, "logprobs is -1; it must be an integer at least 0 and at most 20"),
         ("completions", {"logprobs": "2"}, "logprobs is of type str; it must be an integer"),

@@ -27,7 +27,7 @@ __all__ = ["APIS", "AnswerEncodingContext", "ApiDefinition"]
 
 @dataclass(slots=True, kw_only=True)
 class AnswerEncodingContext:
-    """What an answer is called, and how its stream is wanted."""
+    """The id and the model's name of an answer, and the options of its stream."""
 
     answer_id: str
     model: str
@@ -37,11 +37,15 @@ class AnswerEncodingContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiDefinition:
-    """One API: a body to requests (more than one only where it has several prompts), answers to a body or a stream.
+    """One API of the server.
 
-    `target_api`: the API of targets to which its messages go as they are. `parse` is given the target's own API, None
-    for a model in this process. `can_relay`: whether several choices and
-    log-probabilities may be requested, which only the target's own chunks have.
+    `target_api`: the API of targets to which its messages go as they are.
+    `parse`: gets a body and the target's own API, or None for a model in this process. It returns
+    several requests only for several prompts.
+    `build_body`: builds the body of whole answers.
+    `create_encoder`: creates the encoder of a streamed answer.
+    `can_relay`: True if requests may ask for several choices and log-probabilities, which only the
+    target's own chunks have.
     """
 
     name: str

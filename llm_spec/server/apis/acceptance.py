@@ -1,6 +1,7 @@
-"""What became of an answer's drafts, as vLLM tells it: `metrics.speculative_decoding` of completions. Pure.
+"""vLLM's report on an answer's drafts: `metrics.speculative_decoding` of completions. Pure.
 
-Names and meanings are those of vLLM 0.32 (`SpeculativeDecodingMetrics`), so clients that read vLLM's read these too.
+Names and meanings are those of vLLM 0.32 (`SpeculativeDecodingMetrics`), so clients that read
+vLLM's read these too.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ __all__ = ["build_acceptance_fields", "get_stats_of_verified_drafts"]
 
 
 def get_stats_of_verified_drafts(result: SpeculativeResult) -> SpeculativeStats | None:
-    """The counts of an answer's rounds; None where nothing was drafted, or where the rounds are not known.
+    """Return the counts of an answer's rounds, or None if nothing was drafted or they are unknown.
 
-    A server that takes predicted outputs tells how many tokens it accepted, but not in how many rounds.
+    A server that takes predicted outputs tells how many tokens it accepted, but not in how many
+    rounds.
     """
     is_known = result.stats.num_spec_steps > 0 and find_strategy(result.strategy).reports_drafts
     return result.stats if is_known else None
 
 
 def build_acceptance_fields(result: SpeculativeResult) -> Json:
-    """The field `metrics` of an answer; empty where there is nothing to tell.
+    """Build the field `metrics` of an answer, or no field if there is nothing to tell.
 
-    `num_spec_tokens` is the longest draft of a round. `acceptance_histogram[n]` counts the rounds in which n drafted
-    tokens were accepted, from 0 to `num_spec_tokens`.
+    `num_spec_tokens` is the longest draft of a round. `acceptance_histogram[n]` counts the rounds
+    in which n drafted tokens were accepted, from 0 to `num_spec_tokens`.
     """
     stats = get_stats_of_verified_drafts(result)
     if stats is None:

@@ -83,7 +83,7 @@ _FREQUENT_FIELDS: Final = frozenset({"max_completion_tokens", "max_tokens", "mes
 
 
 def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
-    """A chat completion's body; raises InvalidRequestError naming the field that is wrong."""
+    """Parse a chat completion's body; raises InvalidRequestError, which names the wrong field."""
     if body.keys() <= _FREQUENT_FIELDS:
         request = build_chat_request(
             body,
@@ -147,7 +147,7 @@ def _get_response_format(body: Body) -> Json | None:
 
 
 def _get_prediction_text(body: Body) -> str | None:
-    """The text of a predicted output: a text, or text parts."""
+    """Return the text of a predicted output, which is a text or text parts."""
     prediction = get_object_field(body, "prediction")
     if not prediction:
         return None
@@ -158,7 +158,7 @@ def _get_prediction_text(body: Body) -> str | None:
 
 
 def build_chat_usage(result: SpeculativeResult) -> Json | None:
-    """The `usage` object; None if the tokens were not counted."""
+    """Build the `usage` object, or return None if the tokens were not counted."""
     counts = get_client_token_counts(result)
     if not counts:
         return None
@@ -178,7 +178,10 @@ def build_chat_usage(result: SpeculativeResult) -> Json | None:
 def build_chat_completion(
     result: SpeculativeResult, *, answer_id: str, model: str, has_functions: bool = False
 ) -> Json:
-    """A whole answer; `has_functions`: the request had these in place of tools, whose calls have another form."""
+    """Build a whole answer.
+
+    `has_functions`: the request had `functions` in place of `tools`; their calls have another form.
+    """
     message: Json = {"role": "assistant", "content": result.content, "refusal": None}
     if result.tool_calls:
         message = {**result.message.to_openai(), "refusal": None}
@@ -213,7 +216,7 @@ def build_chat_completion(
 
 
 def _get_chat_finish_reason(result: SpeculativeResult, *, has_functions: bool) -> str:
-    """As OpenAI ends a refusal: the message says that it is one."""
+    """Return the finish reason; as at OpenAI, a refusal ends with `stop`."""
     reason = get_finish_reason(result)
     if has_functions and reason == "tool_calls":
         return "function_call"
@@ -221,7 +224,7 @@ def _get_chat_finish_reason(result: SpeculativeResult, *, has_functions: bool) -
 
 
 class ChatStreamEncoder:
-    """An answer in chunks. With `trace` every chunk tells in `llm_spec` how it came about."""
+    """Encodes an answer as chunks. With `trace`, each tells in `llm_spec` how it came about."""
 
     keep_alive_bytes = SSE_COMMENT
 
@@ -246,7 +249,7 @@ class ChatStreamEncoder:
         self._trace = trace
         self._started_s = started_s
         self._started_calls: set[int] = set()  # those whose first piece has been sent
-        # the most frequent chunk is put together from parts: that costs a tenth of encoding it whole
+        # Building the most frequent chunk from parts costs a tenth of encoding it whole
         head, tail = dumps_ascii(self._build_chunk_with_choice({"content": ""})).split(b'"content":""')
         self._text_head, self._text_tail = b"data: " + head + b'"content":', tail + b"\n\n"
 
@@ -290,7 +293,7 @@ class ChatStreamEncoder:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
     def _build_chunk_delta(self, event: StreamEvent) -> Json | None:
-        """A chunk's delta; None for what is not part of the answer."""
+        """Build a chunk's delta, or return None if the event is not part of the answer."""
         match event:
             case TextDelta():
                 return {"content": event.text}
@@ -306,7 +309,7 @@ class ChatStreamEncoder:
                 return None
 
     def _build_tool_call_fields(self, event: ToolCallDelta) -> Json:
-        """A piece of a call: its id and name with the first, and only with that."""
+        """Build a piece of a call; only the first piece has its id and name."""
         call_id = event.id or f"call_{self._envelope['id']}_{event.index}"
         is_first = event.index not in self._started_calls
         self._started_calls.add(event.index)

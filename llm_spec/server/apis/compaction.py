@@ -1,6 +1,7 @@
-"""Compaction in the responses API: a conversation that is too long becomes a summary, which the model writes. Pure.
+"""Compaction in the responses API: the model summarizes a conversation that is too long. Pure.
 
-OpenAI gives it encrypted. Here it is text behind a mark, so that one from OpenAI is not shown to a model.
+OpenAI encrypts the summary. Here it is text behind a mark, so that a summary of OpenAI is not shown
+to a model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _INTRODUCTION: Final = "Summary of the conversation before:\n\n"
 
 
 def is_compaction_requested(body: Body) -> bool:
-    """Whether a response is to be a summary."""
+    """Return True if a response is to be a summary."""
     return any(item.get("type") == "compaction_trigger" for item in _list_items(body)[-1:])
 
 
@@ -31,12 +32,12 @@ def _list_items(body: Body) -> list[Json]:
 
 
 def build_compaction_item(item_id: str, summary: str) -> Json:
-    """The item that stands for the conversation."""
+    """Build the item that stands for the conversation."""
     return {"id": item_id, "type": "compaction", "encrypted_content": _MARK + summary}
 
 
 def read_compaction_item(item: Json) -> ChatMessage | None:
-    """The summary for the model; None for one of another server, which nobody here can read."""
+    """Return the summary for the model, or None if another server wrote it."""
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_MARK):
         return None

@@ -43,13 +43,17 @@ _KNOWN_FIELDS: Final = frozenset(
 
 
 def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedRequest]:
-    """A completion's body, a request for each of its prompts; raises InvalidRequestError naming the wrong field."""
+    """Parse a completion's body into a request for each of its prompts.
+
+    Raises InvalidRequestError, which names the wrong field.
+    """
     prompts = _get_prompts(body)
     stream, num_choices = get_typed_field(body, "stream", default=False), get_num_choices(body)
     if stream and len(prompts) > 1:
         raise InvalidRequestError(f"prompt has {len(prompts)} texts; only one can be streamed at a time")
     top_logprobs = _get_num_local_logprobs(body) if is_local else None
-    logprobs = not is_local and get_typed_field(body, "logprobs", None, int) is not None  # 0: those of the text itself
+    # With 0, only the tokens of the text itself have log-probabilities
+    logprobs = not is_local and get_typed_field(body, "logprobs", None, int) is not None
     relay_fields = {name: body[name] for name in ("n", "logprobs", "echo") if body.get(name) is not None}
     parsed = ParsedRequest(
         model=get_requested_model_name(body),
@@ -81,11 +85,13 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
 
 
 def _get_num_local_logprobs(body: Body) -> int | None:
-    """How many of the likeliest tokens a model in this process reports; None: no log-probabilities."""
+    """Return how many of the likeliest tokens to report, or None for no log-probabilities."""
     number: int | None = get_typed_field(body, "logprobs", None, int)
     check_number(InvalidRequestError, "logprobs", number, 0, _MAX_LOGPROBS, integer=True)
     if number is not None and body.get("echo"):
-        raise InvalidRequestError("echo is set with logprobs; a model in this process tells none of its prompt")
+        raise InvalidRequestError(
+            "echo is set with logprobs; a model in this process has none of its prompt: leave one out"
+        )
     return number
 
 
@@ -95,14 +101,14 @@ def _get_prompts(body: Body) -> list[str]:
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise InvalidRequestError("prompt must be a text or a list of texts; token ids are not supported here")
     if len(prompts) > _MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt has {len(prompts)} texts; it may have {_MAX_PROMPTS}")
+        raise InvalidRequestError(f"prompt has {len(prompts)} texts; it may have at most {_MAX_PROMPTS}")
     return cast("list[str]", prompts)
 
 
 def build_completion_response(
     results: Sequence[SpeculativeResult], parsed_requests: Sequence[ParsedRequest], *, answer_id: str, model: str
 ) -> Json:
-    """Whole answers, one choice for each prompt."""
+    """Build the body of whole answers, with one choice for each prompt."""
     choices = [
         {
             "index": index,
@@ -120,7 +126,8 @@ def build_completion_response(
         "model": model,
         "choices": choices,
         **_sum_usage([usage for usage in usages if usage is not None] if None not in usages else []),
-        **(build_acceptance_fields(results[0]) if len(results) == 1 else {}),  # of several, vLLM tells nothing either
+        # As at vLLM, there are no metrics of several answers
+        **(build_acceptance_fields(results[0]) if len(results) == 1 else {}),
     }
 
 
@@ -137,7 +144,7 @@ def _sum_usage(usages: Sequence[Json]) -> Json:
 
 
 class CompletionStreamEncoder:
-    """A completion in chunks."""
+    """Encodes a completion as chunks."""
 
     keep_alive_bytes = SSE_COMMENT
 

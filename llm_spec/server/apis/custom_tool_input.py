@@ -1,7 +1,8 @@
-"""The input of a custom tool out of a call's arguments: a text, which the model writes as `{"input": …}`. Pure.
+"""Decodes the input of a custom tool: a text, which the model writes as `{"input": …}`. Pure.
 
-Models write this JSON by hand, and now and then badly: with line breaks, quotes or backslashes as they are, or without
-an end. Whatever they write arrives, since a patch or a program with one wrong character is better than none.
+Models sometimes write this JSON badly: with line breaks, quotes or backslashes that are not
+escaped, or without an end. Whatever they write arrives, since a patch or a program with one wrong
+character is better than none.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def encode_custom_input(text: str) -> str:
-    """The arguments of a call with this input."""
+    """Return the arguments of a call with this input."""
     return json.dumps({INPUT_FIELD: text}, ensure_ascii=False)
 
 
 def decode_custom_input(arguments: str) -> str:
-    """The input that whole arguments hold; arguments in another form are the input themselves."""
+    """Return the input in whole arguments; arguments in another form are the input themselves."""
     decoder = CustomInputDecoder()
     return decoder.decode_piece(arguments) + decoder.decode_rest()
 
@@ -37,12 +38,13 @@ class CustomInputDecoder:
     """Decodes the input while the call is being written."""
 
     def __init__(self) -> None:
-        self._is_inside: bool | None = None  # in the text; None: not known yet, False: in another form
+        # True inside of the text, False if the arguments have another form, None while unknown
+        self._is_inside: bool | None = None
         self._held = ""  # what cannot be decoded before more has come
         self._high_surrogate = ""
 
     def decode_piece(self, arguments: str) -> str:
-        """The text that the next piece of the arguments adds."""
+        """Return the text that the next piece of the arguments adds."""
         self._held += arguments
         if self._is_inside is None:
             self._find_beginning()
@@ -54,7 +56,7 @@ class CustomInputDecoder:
         return text
 
     def decode_rest(self) -> str:
-        """What is left at the end of the call."""
+        """Return what is left at the end of the call."""
         if self._is_inside:
             return self._decode_held(is_end=True)
         text, self._held = self._held, ""
@@ -68,7 +70,7 @@ class CustomInputDecoder:
             self._is_inside = False
 
     def _decode_held(self, *, is_end: bool) -> str:
-        """The text of what is held, but for what may go on: an escape, or a quote that may end the text."""
+        """Decode what is held, except an unfinished escape or a quote that may end the text."""
         texts: list[str] = []
         position = 0
         while position < len(self._held):
@@ -102,7 +104,7 @@ class CustomInputDecoder:
         return text + character
 
     def _take_high_surrogate(self) -> str:
-        """U+FFFD for half of a character whose other half did not come."""
+        """Return U+FFFD if the second half of a surrogate pair did not come, else nothing."""
         high, self._high_surrogate = self._high_surrogate, ""
         return _REPLACEMENT if high else ""
 
@@ -112,7 +114,7 @@ def _join_surrogates(high: str, low: str) -> str:
 
 
 def _may_become_beginning(text: str) -> bool:
-    """Whether arguments that begin so may still be `{"input": "…`, or are the empty object."""
+    """Return True if `text` may begin `{"input": "…`, or is the empty object."""
     rest = text.lstrip()
     for mark in _BEGINNING_MARKS:
         if not rest.startswith(mark):

@@ -1,4 +1,4 @@
-"""What the wires of all endpoints share: how an answer's events become bytes, and its figures headers."""
+"""Encodes answers for all endpoints: server-sent events, token counts and headers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
 
 
 class AnswerStreamEncoder(Protocol):
-    """One streamed answer in the words of one API: each call gives the bytes to send."""
+    """Encodes one streamed answer for one API; each call returns the bytes to send."""
 
     @property
     def keep_alive_bytes(self) -> bytes:
-        """Something that clients pass over."""
+        """Bytes that clients ignore."""
         ...
 
     def encode_start(self) -> bytes: ...
@@ -39,7 +39,7 @@ class AnswerStreamEncoder(Protocol):
     def encode_end(self, result: SpeculativeResult) -> bytes: ...
 
     def encode_error(self, problem: HttpProblem) -> bytes:
-        """The answer breaks off; nothing follows."""
+        """Encode an error that ends the answer; nothing follows."""
         ...
 
 
@@ -48,23 +48,25 @@ SSE_DONE: Final = b"data: [DONE]\n\n"
 
 
 def format_sse(value: object, event: str | None = None) -> bytes:
-    """A server-sent event."""
+    """Format a server-sent event."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
     return name + b"data: " + dumps_ascii(value) + b"\n\n"
 
 
 def get_client_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
-    """The token counts that clients get: input, output, cached, reasoning, and accepted and rejected drafts.
+    """Return the token counts that clients get, or nothing if the target reported no usage.
 
-    They are those of the prompt and the answer, as if the target had been called once: clients compute tokens a second
-    from them, and compare them with `max_tokens`. Budgets and metrics count what else was read and written.
+    Keys: input, output, cached, cache_write, reasoning, accepted, rejected. The counts are those of
+    the prompt and the answer, as if the target had been called once: clients compute tokens a
+    second from them, and compare them with `max_tokens`. Budgets and metrics also count what else
+    was read and written.
     """
     usage, stats = result.usage, result.stats
     if usage is None:
         return {}
     num_input = usage.input_tokens - usage.extra_input_tokens
     num_cached = max(0, min(num_input, usage.cached_input_tokens - usage.extra_input_tokens))
-    # where the request had no prediction, the places of its counts tell those of the draft
+    # if the request had no prediction, these counts are those of the draft
     accepted = usage.accepted_prediction_tokens or stats.num_accepted_draft_tokens
     rejected = usage.rejected_prediction_tokens or stats.num_wasted_draft_tokens
     return {
@@ -79,9 +81,10 @@ def get_client_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
 
 
 class ToolCallSequencer:
-    """Puts the pieces of calls that a target writes at the same time one call after another.
+    """Orders the pieces of calls that a target writes at the same time, one call after another.
 
-    The first call's pieces pass; those of later ones are held back until `flush`, since nobody says when a call ends.
+    The first call's pieces pass. Later calls are held back until `flush`, since nothing marks the
+    end of a call.
     """
 
     def __init__(self) -> None:
@@ -89,7 +92,7 @@ class ToolCallSequencer:
         self._held_deltas: dict[int, ToolCallDelta] = {}
 
     def push(self, delta: ToolCallDelta) -> list[ToolCallDelta]:
-        """The pieces that may be sent now."""
+        """Add a piece; return the pieces that may be sent now."""
         if self._first_index is None:
             self._first_index = delta.index
         if delta.index == self._first_index:
@@ -106,25 +109,28 @@ class ToolCallSequencer:
         return []
 
     def flush(self) -> list[ToolCallDelta]:
-        """What is held back, each call whole."""
+        """Return the calls that are held back, each as a whole."""
         held = [delta for _, delta in sorted(self._held_deltas.items())]
         self._held_deltas.clear()
         return held
 
 
 def get_finish_reason(result: SpeculativeResult) -> FinishReason:
-    """Why an answer ended. Some servers say `stop` after a tool call too; clients would overlook the call."""
+    """Return why an answer ended.
+
+    Some servers say `stop` after a tool call too; clients would overlook the call.
+    """
     return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
 
 
 def build_tier_fields(result: SpeculativeResult) -> Json:
-    """The service tier that was served, in OpenAI's word for it; empty where the target does not tell it."""
+    """Return the service tier in OpenAI's words, or nothing if the target does not tell it."""
     tier = result.service_tier
     return {} if tier is None else {"service_tier": "default" if tier == "standard" else tier}
 
 
 def describe_result_for_client(result: SpeculativeResult) -> Json:
-    """The run's figures for a client, without the addresses of upstream servers."""
+    """Return an answer's figures for a client, without the addresses of upstream servers."""
     fields = result.to_report()
     for name in ("target", "draft"):
         fields[name] = fields[name] and get_public_name(fields[name])
@@ -136,7 +142,7 @@ def describe_result_for_client(result: SpeculativeResult) -> Json:
 
 
 def build_result_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
-    """The figures that go into the headers of an answer given at once."""
+    """Build the headers with the figures of a whole answer."""
     rate, speedup = result.stats.draft_acceptance_rate, result.speedup
     headers: dict[str, str] = {
         "x-llm-spec-strategy": result.strategy,

@@ -1,10 +1,11 @@
-"""Reading the fields of a request's body: what is absent or null is the default, what is wrong is one clear error.
+"""Reads the fields of a request's body. A field that is absent or null has its default.
 
-`llm_spec.contract.fields` says which fields go to a target that this server does not read itself. A client speaks with
-the operator's key, to the operator's server. What passes by default says how to sample, think, call tools and keep to a
-form, labels a request, or caches it. What loads things (`lora`, `chat_template`), reaches other places
-(`kv_transfer_params`), replaces the prompt (`prompt_embeds`), jumps a queue (`priority`) or costs more (`service_tier`,
-`plugins`) passes where the operator says so, and what sets another limit of length never does.
+`llm_spec.contract.fields` lists the fields that go to a target without being read here. A client
+uses the operator's key and the operator's server. By default, fields pass that say how to sample,
+think, call tools and format the answer, that label a request, or that cache it. Other fields pass
+only if the operator says so: those that load things (`lora`, `chat_template`), reach other places
+(`kv_transfer_params`), replace the prompt (`prompt_embeds`), jump a queue (`priority`) or cost more
+(`service_tier`, `plugins`). Fields that set another limit of length never pass.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ Json: TypeAlias = dict[str, Any]
 Body: TypeAlias = Mapping[str, Any]
 
 _SEED_MASK: Final = (1 << 63) - 1
-_MIN_TOP_P: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
-_TOP_K_OFF: Final = (0, -1)  # words of llama.cpp and vLLM for: all tokens
+_MIN_TOP_P: Final = 1e-6  # keeps only the most probable token, as 0 does at OpenAI
+_TOP_K_OFF: Final = (0, -1)  # mean all tokens at llama.cpp and vLLM
 _SAMPLING_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -61,7 +62,7 @@ _TYPE_NAMES: Final = {
     list: "a list",
     str: "a text",
 }
-# What this library says to a target itself: set beside it, it would pass by limits, budgets and names of models
+# Fields that this library sets. From a client they would bypass limits, budgets and model names
 _RESERVED_FIELDS: Final = frozenset(
     {
         "best_of",
@@ -78,13 +79,13 @@ _RESERVED_FIELDS: Final = frozenset(
         "stream_options",
     }
 )
-_MAX_STOP_STRINGS: Final = 256  # each of them is looked for in each piece of the answer
+_MAX_STOP_STRINGS: Final = 256  # each is searched in each piece of the answer
 _DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """A tool as its client calls it."""
+    """A tool as its client names it."""
 
     name: str
     namespace: str | None = None
@@ -93,10 +94,13 @@ class ClientTool:
 
 @dataclass(slots=True, kw_only=True)
 class ParsedRequest:
-    """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer.
+    """One parsed request.
 
-    `changes` names what the target is told in another way than the client said it (`x-llm-spec-changed`), `left_out`
-    what of it the target is not told (`x-llm-spec-left-out`). `client_tools`: tools by the names that the target knows.
+    `num_choices`, `logprobs`: what only the target's own chunks can answer.
+    `changes`: names of what the target is told in another way than the client said it
+    (`x-llm-spec-changed`).
+    `left_out`: names of what the target is not told (`x-llm-spec-left-out`).
+    `client_tools`: the client's tools by the names that the target knows.
     """
 
     model: str
@@ -113,7 +117,10 @@ class ParsedRequest:
 
 
 def get_typed_field(body: Body, name: str, default: T, kind: type | None = None) -> T:
-    """A field of the type of its default, or of `kind`; raises InvalidRequestError for another type."""
+    """Return a field of its default's type, or of `kind`.
+
+    Raises InvalidRequestError if it has another type.
+    """
     value = body.get(name)
     if value is None:
         return default
@@ -128,7 +135,10 @@ def get_typed_field(body: Body, name: str, default: T, kind: type | None = None)
 
 
 def get_object_list_field(body: Body, name: str) -> list[Json]:
-    """A list of objects."""
+    """Return a list of objects, empty if there is none.
+
+    Raises InvalidRequestError if the field is anything else.
+    """
     values = cast("list[Any]", get_typed_field(body, name, None, list)) or []
     for index, value in enumerate(values):
         if not isinstance(value, dict):
@@ -137,12 +147,15 @@ def get_object_list_field(body: Body, name: str) -> list[Json]:
 
 
 def get_object_field(body: Body, name: str) -> Json:
-    """An object; empty where there is none."""
+    """Return an object, empty if there is none.
+
+    Raises InvalidRequestError if the field is anything else.
+    """
     return cast("Json", get_typed_field(body, name, None, dict)) or {}
 
 
 def parse_openai_messages(body: Body) -> tuple[ChatMessage, ...]:
-    """Chat messages in OpenAI's form."""
+    """Parse chat messages in OpenAI's form."""
     messages = get_object_list_field(body, "messages")
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message")
@@ -152,10 +165,13 @@ def parse_openai_messages(body: Body) -> tuple[ChatMessage, ...]:
 def build_chat_request(
     body: Body, known_fields: frozenset[str], *, is_local: bool, extra_fields: Body | None = None, **fields: Any
 ) -> ChatRequest:
-    """The request of a body: sampling and what this library knows by its name, the rest as `extra`.
+    """Build the request of a body; fields that this library does not know go into `extra`.
 
-    `known_fields` are read by the caller, who gives them in `fields`. `extra_fields` goes into `extra` all the same.
-    For a model in this process, what says nothing is left out; raises InvalidRequestError for what it cannot serve.
+    `known_fields`: names of fields that the caller has read; it gives them in `fields`.
+    `extra_fields`: fields that go into `extra` all the same.
+    `is_local`: the model runs in this process. Fields without effect are then left out.
+
+    Raises InvalidRequestError for a field that cannot be served.
     """
     extra = _get_unknown_fields(body, known_fields)
     if not extra and not extra_fields and fields.get("max_tokens") != 0:  # nearly always
@@ -171,12 +187,14 @@ def build_chat_request(
         extra["top_k"] = sampling.pop("top_k")
     bias = get_object_field(extra, "logit_bias")
     if is_local:
-        bias = {name: value for name, value in bias.items() if value != 0}  # which says nothing
-    if is_local or all(name.isdecimal() for name in bias):  # other names go to a server, who may know them
+        bias = {name: value for name, value in bias.items() if value != 0}  # 0 has no effect
+    # Other names go to a server, which may know them
+    if is_local or all(name.isdecimal() for name in bias):
         extra.pop("logit_bias", None)
         if bias:
             sampling["logit_bias"] = _parse_logit_bias_ids(bias)
-    if fields.get("max_tokens") == 0 and not is_local:  # some servers read the prompt alone then, some refuse
+    # Some servers then only read the prompt, some refuse
+    if fields.get("max_tokens") == 0 and not is_local:
         fields["max_tokens"] = None
         extra["max_tokens"] = 0
     if is_local:
@@ -186,7 +204,7 @@ def build_chat_request(
 
 
 def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
-    """The fields that this library knows nothing of; raises InvalidRequestError for one that is not the client's."""
+    """Return the fields that are unknown here; raises InvalidRequestError for a reserved one."""
     if body.keys() <= known_fields:
         return {}
     unknown = {name: value for name, value in body.items() if name not in known_fields and value is not None}
@@ -197,7 +215,10 @@ def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
 
 
 def _check_and_filter_local_fields(extra: Json) -> Json:
-    """What a model in this process reads, and what it does not know; raises InvalidRequestError for what it refuses."""
+    """Return the fields that a model in this process reads, and those that it does not know.
+
+    Raises InvalidRequestError for a field that it refuses.
+    """
     uses = {name: find_local_field_use(name, value) for name, value in extra.items()}
     for name, use in uses.items():
         if use == "refused" and extra[name]:
@@ -213,7 +234,7 @@ def _parse_logit_bias_ids(bias: Json) -> dict[int, float]:
 
 
 def parse_stop_strings(body: Body, name: str = "stop") -> tuple[str, ...]:
-    """Stop strings: a text, or a list of texts."""
+    """Parse stop strings: a text, or a list of texts."""
     stop = body.get(name)
     if stop is None or stop == "":
         return ()
@@ -223,12 +244,12 @@ def parse_stop_strings(body: Body, name: str = "stop") -> tuple[str, ...]:
         raise InvalidRequestError(f"{name} is of type {type(stop).__name__}; it must be a text or a list of texts")
     texts = cast("list[str]", stop)
     if len(texts) > _MAX_STOP_STRINGS:
-        raise InvalidRequestError(f"{name} has {len(texts)} texts; it may have {_MAX_STOP_STRINGS}")
+        raise InvalidRequestError(f"{name} has {len(texts)} texts; it may have at most {_MAX_STOP_STRINGS}")
     return tuple(texts)  # the request checks each of them
 
 
 def get_num_choices(body: Body) -> int:
-    """`n`."""
+    """Return `n`, the number of choices."""
     number = get_typed_field(body, "n", 1)
     if not 1 <= number <= 128:
         raise InvalidRequestError(f"n is {number}; it must be from 1 to 128")
@@ -236,21 +257,21 @@ def get_num_choices(body: Body) -> int:
 
 
 def get_requested_model_name(body: Body) -> str:
-    """The name of the requested model; "" if there is none."""
+    """Return the name of the requested model, or "" if there is none."""
     return get_typed_field(body, "model", "")
 
 
 ALL_FIELDS: Final = "*"
-_HEADER_SAFE_NAME: Final = re.compile(r"[\w.-]{1,60}", re.ASCII)  # that a header can carry
+_HEADER_SAFE_NAME: Final = re.compile(r"[\w.-]{1,60}", re.ASCII)  # names that a header can carry
 _MAX_REPORTED_FIELDS: Final = 16
 
 
 def drop_unsafe_fields(
     parsed: ParsedRequest, allowed_fields: AbstractSet[str], *, is_local: bool
 ) -> tuple[ParsedRequest, list[str]]:
-    """A request with no other fields than those that pass, and the names of the others.
+    """Drop the fields that do not pass; return the request and their names.
 
-    `is_local`: its target runs in this process, and reads what it understands.
+    `is_local`: the target runs in this process, and reads what it understands.
     """
     extra = parsed.request.extra
     if is_local:
@@ -268,7 +289,7 @@ def _is_field_allowed(name: str, allowed_fields: AbstractSet[str]) -> bool:
 
 
 def build_dropped_fields_header(names: Sequence[str]) -> Mapping[str, str]:
-    """What tells a client which of its fields were left out."""
+    """Build the header that tells a client which of its fields were left out."""
     if not names:
         return {}
     shown = [name for name in names if _HEADER_SAFE_NAME.fullmatch(name)][:_MAX_REPORTED_FIELDS]

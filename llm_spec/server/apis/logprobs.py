@@ -1,4 +1,4 @@
-"""Log-probabilities in the words of OpenAI's APIs: how bodies request them, how answers report them. Pure."""
+"""Log-probabilities in OpenAI's APIs: in requests and in answers. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ __all__ = ["CompletionLogprobsBuilder", "get_requested_top_logprobs"]
 
 
 def get_requested_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> int | None:
-    """A body's `top_logprobs`; None where it does not request log-probabilities; `requested_by` is how it would."""
+    """Return a body's `top_logprobs`, or None if it does not request log-probabilities.
+
+    `requested_by`: how a body requests them, for the error.
+
+    Raises InvalidRequestError if `top_logprobs` is set without such a request.
+    """
     top_logprobs: int | None = get_typed_field(body, "top_logprobs", None, int)
     if is_requested:
         return top_logprobs or 0
@@ -24,14 +29,20 @@ def get_requested_top_logprobs(body: Body, *, is_requested: bool, requested_by: 
 
 
 class CompletionLogprobsBuilder:
-    """The `logprobs` of a choice of a plain completion, whole or piece by piece; they say where each token begins."""
+    """Builds the `logprobs` of a choice of a plain completion, whole or piece by piece.
+
+    They say at which character each token begins.
+    """
 
     def __init__(self) -> None:
         self._num_characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def build_next(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
-        """Those of the next tokens; null where none were requested. A token is among the likeliest in its place."""
+        """Return the `logprobs` of the next tokens, or None if none were requested.
+
+        A token is among the likeliest in its place.
+        """
         if logprobs is None:
             return None
         tops = [_map_top_texts_to_logprobs(logprob) for logprob in logprobs]
@@ -50,7 +61,10 @@ class CompletionLogprobsBuilder:
 
 
 def _map_top_texts_to_logprobs(logprob: TokenLogprob) -> dict[str, float]:
-    """By text, likeliest first; of several tokens with one text (parts of characters) the likeliest."""
+    """Map texts to log-probabilities, likeliest first.
+
+    Several tokens may have one text (parts of characters); the likeliest of them counts.
+    """
     top: dict[str, float] = {}
     for likely in (*logprob.top, logprob):
         top.setdefault(likely.token, make_logprob_finite(likely.logprob))

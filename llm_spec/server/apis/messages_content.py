@@ -1,9 +1,9 @@
-"""Blocks of Anthropic's messages in the words of chat completions. Pure.
+"""Converts blocks of Anthropic's messages to content of chat completions. Pure.
 
 https://platform.claude.com/docs/en/api/messages
 
-What chat completions have no part for is written as text, where a text says it: a client sends its whole history with
-each turn, so that a block that is refused would end the conversation.
+A block without a counterpart in chat completions becomes text if a text can say it. A client sends
+its whole history with each turn, so a block that is refused would end the conversation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _ERROR_MARK: Final = "Error: "  # chat completions have no other way to say that
 
 
 def convert_blocks_to_content(blocks: Sequence[Json]) -> str | tuple[ContentPart, ...]:
-    """The content of a chat message: text where it is all text, else parts; raises InvalidRequestError."""
+    """Convert blocks to a chat message's content: a text if all of it is text, else parts.
+
+    Raises InvalidRequestError for a block that is not supported.
+    """
     parts = [part for block in blocks for part in _convert_block_to_parts(block)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -30,7 +33,7 @@ def convert_blocks_to_content(blocks: Sequence[Json]) -> str | tuple[ContentPart
 
 
 def convert_tool_result_to_content(block: Json) -> str | tuple[ContentPart, ...]:
-    """The content of a tool's message, which says so where the tool failed."""
+    """Convert a tool's result to a message's content, which begins with a mark if it failed."""
     given: object = block.get("content")
     if isinstance(given, list):
         content = convert_blocks_to_content(get_object_list_field(block, "content"))
@@ -44,7 +47,10 @@ def convert_tool_result_to_content(block: Json) -> str | tuple[ContentPart, ...]
 
 
 def has_unread_document(blocks: Sequence[Json]) -> bool:
-    """Whether a document among them, or in results of tools, is only named to a target that knows no such blocks."""
+    """Return True if a target that knows no documents is only told the name of one.
+
+    Documents in results of tools count too.
+    """
     inner: list[object] = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
     in_results = [part for content in inner if isinstance(content, list) for part in cast("list[Json]", content)]
     all_blocks = [*blocks, *in_results]
@@ -72,7 +78,10 @@ def _convert_block_to_parts(block: Json) -> Iterator[Json]:
 
 
 def _convert_document_to_parts(block: Json) -> Iterator[Json]:
-    """A document's text under its title; of one that is no text its name, as few servers read any other."""
+    """Yield a document's text under its title.
+
+    Few servers read documents that are not text, so only their type or address is named.
+    """
     source, title, context = get_object_field(block, "source"), block.get("title"), block.get("context")
     match source.get("type"):
         case "text":
@@ -92,7 +101,9 @@ def _convert_document_to_parts(block: Json) -> Iterator[Json]:
             words = f"[{source.get('url')}, which this model was not shown]"
             yield _text(_tag("document", words, title=title, context=context))
         case kind:
-            raise InvalidRequestError(f"a document's source is of type {kind!r}, which is not supported here")
+            raise InvalidRequestError(
+                f"a document's source is of type {kind!r}; it must be text, content, base64 or url"
+            )
 
 
 def _build_image_url(source: Json) -> str:

@@ -1,6 +1,7 @@
 """Anthropic's messages: from answers to bodies and events. Pure.
 
-https://platform.claude.com/docs/en/api/messages and https://platform.claude.com/docs/en/build-with-claude/streaming
+https://platform.claude.com/docs/en/api/messages
+https://platform.claude.com/docs/en/build-with-claude/streaming
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
-_LONG_CALL_CHARS: Final = 1024  # of arguments; as many are written in some seconds
+_LONG_CALL_CHARS: Final = 1024  # of arguments; a model writes them in some seconds
 
 
 def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
-    """A whole answer."""
+    """Build the body of a whole answer."""
     content = build_thinking_blocks(result.reasoning_events)
     text = result.content + result.refusal
     if text or not (content or result.tool_calls):  # an empty text may not be sent back
@@ -47,7 +48,7 @@ def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *,
 
 
 def _build_served_fields(result: SpeculativeResult) -> Json:
-    """The tier and the speed that were served, in Anthropic's words; none where the target does not tell them."""
+    """Return the served tier and speed in Anthropic's words, as far as the target tells them."""
     tier = "standard" if result.service_tier == "default" else result.service_tier
     return {name: value for name, value in (("service_tier", tier), ("speed", result.speed)) if value is not None}
 
@@ -61,7 +62,8 @@ def _parse_tool_input(arguments: str) -> Json:
         value = json.loads(arguments or "{}")
     except ValueError:
         value = None
-    return cast("Json", value) if isinstance(value, dict) else {"arguments": arguments}  # as it was written
+    # Else as the model wrote it
+    return cast("Json", value) if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _build_stop_fields(result: SpeculativeResult, parsed: ParsedRequest) -> Json:
@@ -84,10 +86,11 @@ def _build_anthropic_usage(result: SpeculativeResult | None) -> Json:
 
 
 class MessagesStreamEncoder:
-    """An answer in events; blocks begin and end as its kinds of content follow each other.
+    """Encodes an answer as events; each change of the kind of content begins a block.
 
-    A call is one block, whatever a target says between its pieces: that stands before the call, as in a whole answer. A
-    call that is long is not waited for, but sent as it comes; what is said beside it then follows it.
+    A call is one block, even if the target says other things between its pieces. They are sent
+    before the call, as in a whole answer. A long call is not held back but sent as it comes, and
+    they follow it.
     """
 
     keep_alive_bytes = format_sse({"type": "ping"}, "ping")
@@ -98,7 +101,7 @@ class MessagesStreamEncoder:
         self._answer_id = answer_id
         self._call_sequencer = ToolCallSequencer()
         self._held_pieces: list[ToolCallDelta] = []  # of a call that is not long yet
-        self._held_events: list[StreamEvent] = []  # that came beside a call that was being sent
+        self._held_events: list[StreamEvent] = []  # that came while a call was being sent
         self._is_sending_call = False
         self._block_index = -1
         self._open_block_kind: str | int | None = None  # "text", "thinking", or the index of a call
@@ -150,7 +153,7 @@ class MessagesStreamEncoder:
                 )
             case ReasoningDetail("messages", detail):
                 return self._encode_reasoning_detail(detail)
-            case AnswerDetail() if event.refusal:  # the end says that it is one
+            case AnswerDetail() if event.refusal:  # the stop reason says that it is one
                 return self.encode_event(TextDelta(event.refusal))
             case _:
                 return b""
@@ -168,7 +171,7 @@ class MessagesStreamEncoder:
         return self._enter_content_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
 
     def _encode_reasoning_detail(self, detail: Mapping[str, Any]) -> bytes:
-        """A block that may not be read, or the signature that ends one of thinking."""
+        """Encode a redacted block, or the signature that ends a block of thinking."""
         if detail["type"] == "redacted_thinking":
             return self._enter_content_block("redacted_thinking", dict(detail)) + self._close_content_block()
         start = self._enter_thinking_block()
@@ -186,7 +189,7 @@ class MessagesStreamEncoder:
         )
 
     def _enter_content_block(self, kind: str | int, block: Json) -> bytes:
-        """Go on in a block of this kind, or begin one."""
+        """Continue a block of this kind, or begin one."""
         if self._open_block_kind == kind:
             return b""
         end = self._close_content_block()

@@ -2,9 +2,10 @@
 
 https://platform.claude.com/docs/en/api/messages
 
-A target that speaks this API itself is sent messages, tools and fields as they came (`NativeMessage`, `extra`), so that
-marks for its cache, signatures of its thinking and errors of tools arrive. For any other they are put into the words of
-chat completions, and fields without a counterpart there are left out.
+A target that speaks this API itself gets messages, tools and fields as they came (`NativeMessage`,
+`extra`). So marks for its cache, signatures of its thinking and errors of tools arrive. For any
+other target they are converted to chat completions, and fields without a counterpart there are left
+out.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _KNOWN_FIELDS: Final = frozenset(
         "tools",
     }
 )
-# What other APIs have no word for: how to think, cache, bill and label; an answer without it is one all the same
+# Other APIs have no such fields: how to think, cache, bill and label. An answer without them is
+# valid all the same
 _MESSAGES_ONLY_FIELDS: Final = frozenset(
     {
         "betas",
@@ -69,26 +71,31 @@ _MESSAGES_ONLY_FIELDS: Final = frozenset(
         "workspace_id",
     }
 )
-_CONVERTED_FIELDS: Final = frozenset({"output_config", "output_format", "thinking"})  # for a model in this process
-_UNSUPPORTED_FIELDS: Final = ("compaction", "mcp_servers")  # they make answers of blocks that are not passed on
-_CLIENT_TOOL_PREFIXES: Final = ("bash_", "computer_", "memory_", "text_editor_")  # of Anthropic's, run by the client
-# By this code the SDK's message threads and tool runner know to send the whole conversation instead
+# For a model in this process
+_CONVERTED_FIELDS: Final = frozenset({"output_config", "output_format", "thinking"})
+# They make answers of blocks that are not passed on
+_UNSUPPORTED_FIELDS: Final = ("compaction", "mcp_servers")
+# Of Anthropic's tools, those that the client runs
+_CLIENT_TOOL_PREFIXES: Final = ("bash_", "computer_", "memory_", "text_editor_")
+# On this error, the SDK's message threads and tool runner send the whole conversation
 _NO_THREADS_MESSAGE: Final = "thread is set; this server keeps no conversations: send all messages, without thread"
 _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedRequest:
-    """A body of the messages API; raises InvalidRequestError naming the field that is wrong, HttpProblem for a thread.
+    """Parse a body of the messages API. A last message of the assistant is continued.
 
-    `target_api`: the target's own API, None for a model in this process. A last message of the assistant is continued.
+    `target_api`: the target's own API, or None for a model in this process.
+
+    Raises InvalidRequestError, which names the wrong field, and HttpProblem for a thread.
     """
     if body.get("max_tokens") is None:
         raise InvalidRequestError("max_tokens is missing; this API requires it")
-    if body.get("thread") is not None:  # what it holds of the conversation is not in `messages`
+    if body.get("thread") is not None:  # its part of the conversation is not in `messages`
         raise HttpProblem(400, _NO_THREADS_MESSAGE, code="thread_unsupported_request", param="thread")
     for name in _UNSUPPORTED_FIELDS:
         if body.get(name):
-            raise InvalidRequestError(f"{name} is set; this server does not support it, leave it out")
+            raise InvalidRequestError(f"{name} is set; this server does not support it: leave it out")
     is_native, is_local = target_api == "messages", target_api is None
     messages = [
         *_parse_anthropic_system(body, is_native=is_native),
@@ -129,14 +136,14 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
 
 
 def _list_changes(body: Body) -> tuple[str, ...]:
-    """What the target is only told the name of."""
+    """List `documents` if the target is only told the name of one."""
     contents: list[object] = [message.get("content") for message in get_object_list_field(body, "messages")]
     blocks = [block for content in contents if isinstance(content, list) for block in cast("list[Json]", content)]
     return ("documents",) if has_unread_document(blocks) else ()
 
 
 def _is_prefix_message(last: ChatMessage) -> bool:
-    """Whether a last message is text to go on from; one that says more is sent as it is."""
+    """Return True if a message is text to continue; one that has more is sent as it is."""
     return last.role == "assistant" and not last.tool_calls and last.native is None
 
 
@@ -166,7 +173,7 @@ def _parse_anthropic_messages(body: Body, *, is_native: bool) -> Iterator[ChatMe
         if role not in ("user", "assistant", "system"):
             raise InvalidRequestError(f"messages[{index}].role is {role!r}; it must be user or assistant")
         if isinstance(content, str):
-            # between other messages it means something else than before them
+            # between other messages, a system message means something else than before them
             keep_native = is_native and role == "system"
             yield ChatMessage(role, content, native=_build_native_message(role, content, is_native=keep_native))
             continue
@@ -197,7 +204,7 @@ def _parse_assistant_message(blocks: Sequence[Json], *, is_native: bool) -> Chat
 
 
 def _join_neighbouring_answers(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Messages without two of the assistant one after the other, which are one turn, as in Anthropic's API."""
+    """Join neighbouring messages of the assistant: in Anthropic's API they are one turn."""
     joined: list[ChatMessage] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -228,14 +235,14 @@ def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) 
 
 
 def _can_draft_read(block: Json) -> bool:
-    """Whether a block that its target is sent as it is has words for other models, too."""
+    """Return True if models other than the target can read a block that it gets as it is."""
     if block.get("type") == "image":
         return get_object_field(block, "source").get("type") in ("base64", "url")
     return block.get("type") == "text"
 
 
 def _get_tool_result_text(block: Json) -> str:
-    """What a draft is told, which need not see what the target sees."""
+    """Return the text for a draft, which need not see what the target sees."""
     content = block.get("content")
     parts = get_object_list_field(block, "content") if isinstance(content, list) else ()
     return "".join(str(part.get("text", "")) for part in parts) if isinstance(content, list) else str(content or "")
@@ -271,7 +278,7 @@ def _convert_anthropic_tool_choice(body: Body) -> str | Json | None:
 
 
 def _convert_anthropic_extra_fields(body: Body, *, is_local: bool) -> Json:
-    """What chat completions, or a model in this process, have other words for."""
+    """Convert fields that have other names in chat completions or for a model in this process."""
     fields: Json = {}
     if body.get("service_tier") == "standard_only" and not is_local:
         fields["service_tier"] = "default"

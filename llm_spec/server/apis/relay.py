@@ -1,4 +1,4 @@
-"""Answers that only the target's own chunks tell (several choices, log-probabilities): passed on, or merged. Pure."""
+"""Passes on or merges the target's own chunks, for choices and log-probabilities. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DETAIL_FIELDS: Final = (
 def rewrite_chunk_for_client(
     chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool, kind: str = "chat.completion.chunk"
 ) -> Json | None:
-    """A chunk under this server's names; None for one that holds only a usage that was not requested."""
+    """Rename a chunk; return None if it holds only a usage that was not requested."""
     created = chunk.get("created")
     rewritten = {
         **chunk,
@@ -47,17 +47,18 @@ def rewrite_chunk_for_client(
 
 
 class ChunkMerger:
-    """Puts the chunks of one answer together, which are in the API's form (`ChunkNormalizer`)."""
+    """Merges the chunks of one answer, which are in the API's form (`ChunkNormalizer`)."""
 
     def __init__(self) -> None:
         self._choices: dict[int, Json] = {}
-        self._lost_logprobs: set[int] = set()  # choices of which some cannot be read: the others are not all
+        # Choices with log-probabilities that cannot be read; the others would be incomplete
+        self._lost_logprobs: set[int] = set()
         self._usage: Any = None
         self._tier: Json = {}
         self.usage: Usage | None = None
 
     def add_chunk(self, chunk: Mapping[str, Any]) -> None:
-        """One more chunk."""
+        """Merge one more chunk."""
         if chunk.get("usage"):
             self.usage = parse_usage(chunk)
             self._usage = None if self.usage is None else chunk["usage"]
@@ -77,7 +78,10 @@ class ChunkMerger:
                 _append_delta_to_message(message, choice["delta"])
 
     def end_open_choices(self) -> Json | None:
-        """A chunk that ends the choices which the target has left open, and ended well all the same (`[DONE]`)."""
+        """End the choices that the target has left open; return the chunk that ends them, or None.
+
+        Such an answer ended well all the same (`[DONE]`).
+        """
         ends: list[Json] = []
         for index, merged in sorted(self._choices.items()):
             if merged["finish_reason"] is None:
@@ -88,7 +92,7 @@ class ChunkMerger:
         return {"choices": ends} if ends else None
 
     def build_response_body(self, *, answer_id: str, model: str, kind: str) -> Json:
-        """The answer."""
+        """Build the body of the whole answer."""
         usage = {} if self._usage is None else {"usage": self._usage}
         choices = [
             {**choice, "logprobs": None} if index in self._lost_logprobs else choice
@@ -106,7 +110,7 @@ class ChunkMerger:
 
 
 def _fill_logprob_lists(choice: Json) -> Json:
-    """A chunk's choice; some servers leave out what is null in the log-probabilities of chat."""
+    """Add to a chat choice the null lists of log-probabilities that some servers leave out."""
     if "logprobs" not in choice or ("delta" not in choice and choice["logprobs"]):
         return choice
     logprobs = choice["logprobs"]
@@ -130,7 +134,7 @@ def _append_delta_to_message(message: Json, delta: Json) -> None:
 
 
 def _append_logprob_lists(logprobs: Json | None, more: Json | None) -> Json | None:
-    """Log-probabilities with those of one more piece: lists grow."""
+    """Append the log-probabilities of one more piece."""
     if logprobs is None or more is None:
         return more if logprobs is None else logprobs
     merged: Json = {**more, **logprobs}

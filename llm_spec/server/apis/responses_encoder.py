@@ -69,7 +69,7 @@ _ERROR_CODES_BY_STATUS: Final = {400: "invalid_prompt", 413: "invalid_prompt", 4
 def build_responses_api_response(
     result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str
 ) -> Json:
-    """A whole answer: the items that its stream would have."""
+    """Build a whole answer, with the items that its stream would have."""
     output = _OutputWriter(parsed, answer_id)
     for event in result.iterate_answer():
         output.write_event(event)
@@ -78,7 +78,7 @@ def build_responses_api_response(
 
 
 def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
-    """A response that has just begun; it repeats the request's settings."""
+    """Build a response that has just begun; it repeats the request's settings."""
     body, sampling = parsed.body, parsed.request.sampling
     return {
         "id": f"resp_{answer_id}",
@@ -136,7 +136,7 @@ def _add_final_fields_to_response(response: Json, result: SpeculativeResult, out
 
 
 class ResponsesStreamEncoder:
-    """An answer in semantic events, numbered."""
+    """Encodes an answer as numbered semantic events."""
 
     keep_alive_bytes = SSE_COMMENT
 
@@ -166,24 +166,26 @@ class ResponsesStreamEncoder:
     def _format_events(self, events: Sequence[OutputEvent]) -> bytes:
         return b"".join(self._format_numbered_event(name, **fields) for name, fields in events)
 
-    def _format_numbered_event(self, name: str, /, **fields: Any) -> bytes:  # a call's fields have a name, too
+    # Positional only, because a call's fields have a name, too
+    def _format_numbered_event(self, name: str, /, **fields: Any) -> bytes:
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         return format_sse({"type": name, "sequence_number": number, **fields}, name)
 
 
 def _get_error_code(problem: HttpProblem) -> str:
-    """The problem's own code where clients know it."""
+    """Return the problem's own code if clients know it, else one for its status."""
     if problem.code in _ERROR_CODES:
         return problem.code
     return _ERROR_CODES_BY_STATUS.get(problem.status, "server_error")
 
 
 class _OutputWriter:
-    """Puts an answer's events into items, and says what changes.
+    """Puts an answer's events into items, and returns the events that a client gets.
 
-    A text is done when reasoning or a call begins, reasoning when a text or a call does. A call is open to the end,
-    since nobody says when it ends. So a text between its pieces becomes an item of its own behind it, while both are
-    open. Further calls follow at the end, one after another. Where a summary was requested, the text is that.
+    A text is done when reasoning or a call begins. Reasoning is done when a text or a call begins.
+    A call is open to the end, since nothing marks its end. So a text between its pieces becomes an
+    item of its own behind it, while both are open. Further calls follow at the end, one after
+    another. If a summary was requested, the text is the summary.
     """
 
     def __init__(self, parsed: ParsedRequest, answer_id: str) -> None:
@@ -193,17 +195,18 @@ class _OutputWriter:
         self._finished_items: dict[int, Json] = {}  # by their places in the output
         self._num_items = 0
         self._text: OpenMessageItem | OpenReasoningItem | OpenRefusalItem | None = None
-        self._call: tuple[int, OpenFunctionCallItem] | None = None  # with its number among the answer's calls
+        # The open call, with its number among the answer's calls
+        self._call: tuple[int, OpenFunctionCallItem] | None = None
         self._call_sequencer = ToolCallSequencer()
         self._annotations: list[Json] = []  # for the next text
         self._images: list[Mapping[str, Any]] = []  # for the end
 
     def list_items(self) -> list[Json]:
-        """The items that are done, in their order."""
+        """List the items that are done, in their order."""
         return [item for _, item in sorted(self._finished_items.items(), key=lambda placed: placed[0])]
 
     def write_event(self, event: StreamEvent) -> list[OutputEvent]:
-        """Take in the next event of the answer."""
+        """Add the next event of the answer."""
         match event:
             case TextDelta() if self._summary is not None:
                 self._summary.append(event.text)
@@ -220,7 +223,7 @@ class _OutputWriter:
                 return []
 
     def end(self) -> list[OutputEvent]:
-        """Finish what is open; an answer without anything has one empty text."""
+        """Finish what is open; an empty answer gets one empty text."""
         images = [image for image in map(parse_image, self._images) if image is not None]
         events: list[OutputEvent] = []
         if self._annotations or not (self._num_items or images or self._summary is not None):
@@ -285,7 +288,7 @@ class _OutputWriter:
         return OpenCustomCallItem(self._answer_id, index, call, tool, is_encoded=delta.kind == "function")
 
     def _write_detail(self, event: AnswerDetail) -> Iterator[OutputEvent]:
-        """A refusal, what a text cites, and images. Responses have no place for other details."""
+        """Write a refusal, citations and images. Responses have no place for other details."""
         detail: Mapping[str, Any] = event.value if event.api == "chat" else {}
         if event.refusal:
             yield from self._write_refusal(event.refusal)
@@ -297,7 +300,10 @@ class _OutputWriter:
         self._images += _list_objects(detail.get("images"))
 
     def _write_whole_item(self, build_item: Callable[[int], tuple[Json, Json]]) -> list[OutputEvent]:
-        """An item that comes at once; `build_item` gives it as it begins and when it is done, by its place."""
+        """Write an item that comes at once.
+
+        `build_item`: returns the item as it begins and as it is done, given its place.
+        """
         index = self._take_output_index()
         begun, done = build_item(index)
         self._finished_items[index] = done
@@ -340,7 +346,7 @@ def _list_objects(values: object) -> list[Mapping[str, Any]]:
 
 
 def _convert_annotation(annotation: Mapping[str, Any]) -> Json:
-    """An annotation of chat completions, whose fields are in an object of their own."""
+    """Convert an annotation of chat completions, whose fields are in an object of their own."""
     kind = str(annotation.get("type"))
     fields: object = annotation.get(kind)
     return {"type": kind, **cast("Mapping[str, Any]", fields)} if isinstance(fields, Mapping) else dict(annotation)

@@ -1,4 +1,4 @@
-"""The items of a response's output, while they are written and when they are done. Pure."""
+"""The items of a response's output, while they are written and once they are done. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _OpenContentItem(OpenOutputItem):
 
 
 class OpenMessageItem(_OpenContentItem):
-    """A text; `annotations` are what it cites."""
+    """A text; `annotations` are its citations."""
 
     id_prefix = "msg"
 
@@ -95,7 +95,7 @@ class OpenMessageItem(_OpenContentItem):
         yield from self.iter_delta_events(text)
 
     def iter_annotation_events(self, annotation: Json) -> Iterator[OutputEvent]:
-        """Say what the text cites."""
+        """Add a citation."""
         fields = {"annotation_index": len(self.annotations), "annotation": annotation}
         self.annotations.append(annotation)
         yield "response.output_text.annotation.added", {**self.position_fields, **fields}
@@ -119,7 +119,7 @@ def _build_text_part(text: str, annotations: Sequence[Json] = (), logprobs: Sequ
 
 
 class OpenRefusalItem(_OpenContentItem):
-    """What a model says to refuse."""
+    """A refusal."""
 
     id_prefix = "msg"
 
@@ -143,7 +143,7 @@ class OpenRefusalItem(_OpenContentItem):
 
 
 class OpenReasoningItem(_OpenContentItem):
-    """What a model thinks."""
+    """The reasoning of a model."""
 
     id_prefix = "rs"
 
@@ -162,7 +162,11 @@ class OpenReasoningItem(_OpenContentItem):
 
 
 class OpenFunctionCallItem(OpenOutputItem):
-    """A call of a function; `call` has the id and the name that its client knows."""
+    """A call of a function.
+
+    `call`: has the id that the client gets; without one, an id is made.
+    `tool`: the tool as its client names it.
+    """
 
     id_prefix = "fc"
 
@@ -192,7 +196,10 @@ class OpenFunctionCallItem(OpenOutputItem):
 
 
 class OpenCustomCallItem(OpenFunctionCallItem):
-    """A call of a tool that takes a text; `is_encoded`: the model writes it as JSON, as it was shown a function."""
+    """A call of a tool that takes a text.
+
+    `is_encoded`: the model writes the text as JSON, because it was shown a function.
+    """
 
     id_prefix = "ctc"
 
@@ -225,7 +232,10 @@ class OpenCustomCallItem(OpenFunctionCallItem):
 
 
 def parse_image(image: Mapping[str, Any]) -> str | None:
-    """The base64 data of an image that a model made, in the form of chat completions; None where it is not there."""
+    """Return the base64 data of an image that a model made, or None if it has none.
+
+    The image has the form of chat completions.
+    """
     address: Any = image.get("image_url")
     url: Any = cast("Mapping[str, Any]", address).get("url") if isinstance(address, Mapping) else address
     _, mark, data = url.partition(";base64,") if isinstance(url, str) else ("", "", "")

@@ -1,4 +1,4 @@
-"""OpenAI's responses, the part of them that needs no memory: from bodies to requests. Pure.
+"""OpenAI's responses, as far as they need no stored state: from bodies to requests. Pure.
 
 https://platform.openai.com/docs/api-reference/responses
 """
@@ -52,7 +52,7 @@ _KNOWN_FIELDS: Final = frozenset(
 _LOGPROBS: Final = "message.output_text.logprobs"  # of `include`
 _STATEFUL_FIELDS: Final = ("background", "conversation", "previous_response_id", "prompt")
 _TEXT_PART_TYPES: Final = ("input_text", "output_text", "text", "refusal")
-# Of tools that OpenAI ran in earlier turns, and what it encrypted: no text for a model
+# Items of tools that OpenAI ran in earlier turns, and encrypted ones: they have no text for a model
 _LEFT_OUT_ITEMS: Final = frozenset(
     {
         "compaction",
@@ -68,7 +68,10 @@ Content: TypeAlias = str | tuple[ContentPart, ...] | None
 
 
 def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
-    """A body of the responses API; raises InvalidRequestError for what is wrong, and for what needs a memory."""
+    """Parse a body of the responses API.
+
+    Raises InvalidRequestError for a wrong field, and for one that needs stored responses.
+    """
     for name in _STATEFUL_FIELDS:
         if body.get(name):
             raise InvalidRequestError(f"{name} is set; this server keeps no responses: send the whole input")
@@ -106,7 +109,7 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
 
 
 def _parse_input_messages(body: Body, tools: ResponsesTools) -> tuple[tuple[ChatMessage, ...], list[str]]:
-    """The conversation, and the types of items that are no part of it here."""
+    """Return the conversation, and the types of the items that are left out."""
     instructions = get_typed_field(body, "instructions", "")
     first = [ChatMessage("system", instructions)] if instructions else []
     input_value = body.get("input")
@@ -129,16 +132,16 @@ def _describe_item_error(error: Exception) -> str:
 
 
 class _ItemReader:
-    """Reads items one after another: those of one answer (reasoning, texts, calls) are one message."""
+    """Reads items; the items of one answer (reasoning, texts, calls) become one message."""
 
     def __init__(self, tools: ResponsesTools) -> None:
         self.left_out: list[str] = []
         self._tools = tools
         self._messages: list[ChatMessage] = []
-        self._answer: ChatMessage | None = None  # that is being put together
+        self._answer: ChatMessage | None = None  # being put together
 
     def read_item(self, item: Json) -> None:
-        """Take in the next item; raises InvalidRequestError, KeyError or TypeError for one that is wrong."""
+        """Read the next item; raises InvalidRequestError, KeyError or TypeError if it is wrong."""
         match item.get("type", "message"):
             case "message":
                 self._add_message(ChatMessage(cast("Role", item.get("role")), _convert_item_content(item)))
@@ -161,7 +164,7 @@ class _ItemReader:
                 raise InvalidRequestError(f"an item of type {kind!r} is not supported here")
 
     def end_messages(self) -> list[ChatMessage]:
-        """All messages. Reasoning that led to nothing is not among them."""
+        """Return all messages, without reasoning that led to nothing."""
         answer, self._answer = self._answer, None
         if answer is not None and (answer.content is not None or answer.tool_calls):
             self._messages.append(answer)
@@ -215,7 +218,7 @@ def _list_parts(content: str | tuple[ContentPart, ...]) -> tuple[ContentPart, ..
 
 
 def _read_reasoning(item: Json) -> str:
-    """The text of a model's reasoning; where it is not there, its summary. What is encrypted nobody here can read."""
+    """Return the text of a model's reasoning, or else its summary; skip what is encrypted."""
     texts = [str(part.get("text") or "") for part in get_object_list_field(item, "content")]
     if any(texts):
         return "".join(texts)
@@ -223,7 +226,7 @@ def _read_reasoning(item: Json) -> str:
 
 
 def _place_results_behind_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages whose results of tools follow their calls, as chat completions demand."""
+    """Place results of tools behind their calls, as chat completions demand."""
     messages_with_results: list[tuple[ChatMessage, list[ChatMessage]]] = []
     results_by_id: dict[str | None, list[ChatMessage]] = {}  # of the latest call of that id
     for message in messages:
@@ -251,7 +254,7 @@ def _join_part_texts(parts: Sequence[Json]) -> str:
 
 
 def _convert_responses_part(part: Json) -> ContentPart:
-    """A content part in the form of chat completions."""
+    """Convert a content part to the form of chat completions."""
     kind = part.get("type")
     if kind in _TEXT_PART_TYPES:
         return {"type": "text", "text": _join_part_texts([part])}

@@ -1,7 +1,7 @@
-"""The tools of a responses request as functions of chat completions, and the names to call them back by. Pure.
+"""Converts the tools of a responses request to functions of chat completions. Pure.
 
-Namespaces become functions named `namespace__name`, custom tools functions with one text. Tools that OpenAI runs itself
-are left out: nobody here could run them.
+Tools in namespaces become functions named `namespace__name`, custom tools functions with one text.
+Tools that OpenAI runs itself are left out, because nothing here could run them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ResponsesTools", "read_client_tool"]
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
 _SEPARATOR: Final = "__"
 _VALID_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a function, at OpenAI
-_MAX_NAME_BEGINNING: Final = 53  # characters of a name that is cut, before its digest
+_MAX_NAME_BEGINNING: Final = 53  # characters of a name that is cut, in front of its digest
 _INPUT_PARAMETERS: Final[Json] = {
     "type": "object",
     "properties": {INPUT_FIELD: {"type": "string", "description": "the tool's whole input, as free text"}},
@@ -34,8 +34,9 @@ _INPUT_PARAMETERS: Final[Json] = {
 
 @dataclass(frozen=True)
 class ResponsesTools:
-    """What a request's tools are to its target: functions, and which client's tool each name stands for.
+    """A request's tools as functions for its target.
 
+    `names`: the function's name for each tool of the client.
     `left_out`: the types of tools without a function.
     """
 
@@ -45,9 +46,9 @@ class ResponsesTools:
 
     @classmethod
     def read(cls, body: Body) -> ResponsesTools:
-        """Those of a body and of its input's items; raises InvalidRequestError naming what is wrong.
+        """Read the tools of a body and of its input's items; of equal tools, the last one counts.
 
-        A tool that is there several times is as it was given last.
+        Raises InvalidRequestError, which names the wrong tool.
         """
         definitions: dict[ClientTool, Json] = {}
         left_out: dict[str, None] = {}
@@ -72,11 +73,17 @@ class ResponsesTools:
         return {name: tool for tool, name in self.names.items()}
 
     def get_target_name(self, tool: ClientTool) -> str:
-        """What the target calls a tool of the client; one that is not among them has the name that it would get."""
+        """Return the target's name for a tool of the client.
+
+        A tool that is not among them has the name that it would get.
+        """
         return self.names.get(tool) or _make_target_name(tool, ())
 
     def convert_tool_choice(self, body: Body) -> str | Json | None:
-        """`tool_choice` in the words of chat completions; raises InvalidRequestError for a tool that is not there."""
+        """Convert `tool_choice` to chat completions.
+
+        Raises InvalidRequestError for a tool that is not there.
+        """
         choice = body.get("tool_choice")
         if choice is None or not (self.functions or self.left_out):
             return None
@@ -108,7 +115,7 @@ class ResponsesTools:
 
 
 def read_client_tool(fields: Json, kind: ToolCallKind) -> ClientTool:
-    """The tool that a call or a choice names; raises InvalidRequestError where it names none."""
+    """Return the tool that a call or choice names; raises InvalidRequestError if it names none."""
     namespace = fields.get("namespace")
     if namespace is not None and not isinstance(namespace, str):
         raise InvalidRequestError(f"namespace is {namespace!r}; it must be a text")
@@ -124,7 +131,7 @@ def _iterate_tool_lists(body: Body) -> Iterator[tuple[str, list[Json]]]:
 
 
 def _read_tool(tool: Json, namespace: str | None = None) -> Iterator[tuple[ClientTool, Json]]:
-    """The functions that stand for a tool; none for one that is run elsewhere."""
+    """Yield the functions that stand for a tool, or none if it is run elsewhere."""
     match tool.get("type"):
         case "function":
             fields = {name: tool[name] for name in _FUNCTION_FIELDS if tool.get(name) is not None}
@@ -135,12 +142,13 @@ def _read_tool(tool: Json, namespace: str | None = None) -> Iterator[tuple[Clien
         case "namespace" if namespace is None:
             yield from _read_namespace(tool)
         case kind:
-            if not isinstance(kind, str) or namespace is not None or "name" in tool:  # none that OpenAI runs has one
-                raise InvalidRequestError(f"type is {kind!r}; it must be that of a tool, such as 'function'")
+            # No tool that OpenAI runs has a name
+            if not isinstance(kind, str) or namespace is not None or "name" in tool:
+                raise InvalidRequestError(f"type is {kind!r}; it must be the type of a tool, such as 'function'")
 
 
 def _read_namespace(tool: Json) -> Iterator[tuple[ClientTool, Json]]:
-    """The tools of a namespace; the first also says what all of them are for."""
+    """Yield the tools of a namespace; the first also says what all of them are for."""
     name, about = _get_name(tool), tool.get("description")
     for index, inner in enumerate(get_object_list_field(tool, "tools")):
         try:
@@ -170,11 +178,14 @@ def _describe_custom_tool(tool: Json) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-# ---------------------------------------------------------------------------------------------- names
+# -------------------------------------------------------------------------------------------- names
 
 
 def _assign_names(tools: Iterable[ClientTool]) -> dict[ClientTool, str]:
-    """A name for each tool that chat completions take; one outside of namespaces keeps its own where that is one."""
+    """Assign each tool a name that chat completions take.
+
+    A tool outside of namespaces keeps its own name if that is valid.
+    """
     names: dict[ClientTool, str] = {}
     for tool in sorted(tools, key=lambda tool: (tool.namespace is not None, tool.kind == "custom")):
         names[tool] = _make_target_name(tool, names.values())
@@ -182,7 +193,10 @@ def _assign_names(tools: Iterable[ClientTool]) -> dict[ClientTool, str]:
 
 
 def _make_target_name(tool: ClientTool, taken: Iterable[str]) -> str:
-    """The joined name, or where that is too long or taken, its beginning with a digest: the same in every request."""
+    """Return the joined name, or its beginning with a digest if it is too long or taken.
+
+    It is the same in every request.
+    """
     name, used = _join_names(tool), frozenset(taken)
     salt = 0
     while name in used or not _VALID_NAME.fullmatch(name):

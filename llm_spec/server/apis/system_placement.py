@@ -1,4 +1,4 @@
-"""A client's system and developer texts where the target reads them, if it speaks another API than the client. Pure."""
+"""Places system and developer texts for a target that speaks another API. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ _CHANGE = "system-texts"
 
 
 def place_system_texts_of_request(parsed: ParsedRequest, target_api: ApiName | None) -> ParsedRequest:
-    """A request with its system texts placed for a target of another API; None: a model in this process.
+    """Place a request's system texts for a target of another API.
 
-    Such a model has its chat template decide about later ones. A server's template is not known here: later ones are
-    texts of the user, and neighbouring messages of the user are joined, which some templates need. Anthropic's API
-    takes as many of both as there are, but later ones as texts of the user, too.
+    `target_api`: the target's API, or None for a model in this process.
+
+    The chat template of such a model decides about later system texts. A server's template is not
+    known here: later ones become texts of the user, and neighbouring messages of the user are
+    joined, because some templates need that. For Anthropic's API, later ones become texts of the
+    user too.
     """
     request = parsed.request
     if request.raw:
@@ -36,6 +39,6 @@ def place_system_texts_of_request(parsed: ParsedRequest, target_api: ApiName | N
 
 
 def build_changes_header(parsed_requests: Sequence[ParsedRequest]) -> Mapping[str, str]:
-    """What tells a client what its target was told in another way."""
+    """Build the header that tells a client what its target was told in another way."""
     changes = sorted({change for parsed in parsed_requests for change in parsed.changes})
     return {"x-llm-spec-changed": ", ".join(changes)} if changes else {}

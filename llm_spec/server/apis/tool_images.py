@@ -1,7 +1,8 @@
-"""Images and files in results of tools, where a target can take them. Pure.
+"""Places images and files in results of tools so that a target can take them. Pure.
 
-Chat completions take text alone from a tool. So what a tool shows goes into a message of the user behind the results of
-that turn. A target that takes text alone is told what it is not shown, in the text.
+Chat completions take only text from a tool. So what a tool shows goes into a message of the user
+behind the results of that turn. A target that takes only text is told in the text what it is not
+shown.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MAX_NAME_CHARS: Final = 200  # of an address or the name of a file in a text
 
 
 def place_images_of_request(parsed: ParsedRequest, *, sees_images: bool) -> ParsedRequest:
-    """A request with its images placed, or named where its target takes text alone."""
+    """Place a request's images, or name them if its target takes only text."""
     before = parsed.request.messages
     messages = place_tool_images(before, sees_images=sees_images)
     if messages is before:
@@ -33,18 +34,19 @@ def place_images_of_request(parsed: ParsedRequest, *, sees_images: bool) -> Pars
 
 
 def place_tool_images(messages: Sequence[ChatMessage], *, sees_images: bool) -> tuple[ChatMessage, ...]:
-    """Messages whose results of tools are text; each turn's images follow in one message of the user.
+    """Make results of tools text; each turn's images follow in one message of the user.
 
-    Results say where theirs are, and each image says which call it belongs to. Where the target does not see, texts
-    stand in the place of all images and files, those of users too. The messages themselves come back where nothing of
-    them changes.
+    Each result says where its images are, and each image says which call it belongs to. If the
+    target does not see images, texts replace all images and files, also those of users. If nothing
+    changes, the messages themselves are returned.
     """
     if not any(isinstance(message.content, tuple) for message in messages):  # nearly always
         return tuple(messages)
     placed: list[ChatMessage] = []
     shown = _ShownParts()
     for message in messages:
-        if message.role != "tool" and message.role not in SYSTEM_ROLES:  # of those, some stand between results
+        # Some system messages stand between results
+        if message.role != "tool" and message.role not in SYSTEM_ROLES:
             placed += shown.take_message()
         if not _has_other_parts(message):
             placed.append(message)
@@ -60,13 +62,13 @@ def place_tool_images(messages: Sequence[ChatMessage], *, sees_images: bool) -> 
 
 @dataclass
 class _ShownParts:
-    """What the tools of one turn show."""
+    """The images and files that the tools of one turn show."""
 
     parts: list[ContentPart] = field(default_factory=list[ContentPart])
     num_shown: int = 0
 
     def add_result(self, message: ChatMessage) -> str:
-        """Take in what a result shows; gives the result's text."""
+        """Add what a result shows; return the result's text."""
         lines: list[str] = []
         for piece in _iterate_texts_and_other_parts(message):
             if isinstance(piece, str):
@@ -79,7 +81,7 @@ class _ShownParts:
         return "\n".join(lines)
 
     def take_message(self) -> list[ChatMessage]:
-        """The message with all of it, if there is any."""
+        """Return the message with all of it, if there is any."""
         parts, self.parts, self.num_shown = tuple(self.parts), [], 0
         return [ChatMessage("user", parts)] if parts else []
 
@@ -104,7 +106,7 @@ def _describe_parts(message: ChatMessage) -> str:
 
 
 def _iterate_texts_and_other_parts(message: ChatMessage) -> Iterable[str | ContentPart]:
-    """Parts in their order; texts beside each other are one."""
+    """Yield the parts in their order; neighbouring texts are joined."""
     texts: list[str] = []
     for part in message.content if isinstance(message.content, tuple) else ():
         if part.get("type") == "text":
@@ -124,7 +126,7 @@ def _find_kind(part: ContentPart) -> str:
 
 
 def _describe_part(part: ContentPart) -> str:
-    """What a part holds: the type and size of its data, its address, or the name of its file."""
+    """Describe a part: type and size of its data, its address, or the name of its file."""
     kind = _find_kind(part)
     inside = part.get(str(part.get("type")))
     fields = cast("Mapping[str, Any]", inside) if isinstance(inside, Mapping) else {"url": inside}

@@ -126,7 +126,7 @@ def test_a_limit_cannot_be_passed_on(name: str) -> None:
     [
         ("extra_fields = 'lora'", "extra_fields is 'lora'; it must be a list of texts"),
         ("extra_fields = ['n_predict']", "extra_fields has 'n_predict'"),
-        ("strategies = ['mystery']", "strategies has 'mystery'; there are: auto"),
+        ("strategies = ['mystery']", "strategies has 'mystery'; each must be one of auto"),
         ("strategies = 'race'", "strategies is 'race'; it must be a list of texts"),
     ],
 )
