@@ -207,17 +207,21 @@ def _count_bytes_of_model(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file() and file.suffix != ".json")
 
 
-def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
+def _make_session_options(threads: int) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")  # drafts have the cores between passes
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # errors come as exceptions; onnxruntime's own lines would only repeat them
+    return options
 
+
+def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
     def load_session() -> Any:
         try:
             content, weights_folder = read_model_bytes(path)
+            options = _make_session_options(threads)  # anew after a fork: an entry that is set twice is warned of
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights_folder))
             return ort.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors have no common base
