@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from support.balancer import SESSION_HEADER, Balancer, balanced
-from support.probe_targets import Patient
+from support.probing import Patient
 from support.serving import ask, serving
 
 from llm_spec import (

@@ -19,7 +19,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import MODELS
 from peers.slow_relay import open_slow_relay
 from scipy.stats import chi2_contingency
-from support.probe_targets import Patient
+from support.probing import Patient
 
 from llm_spec import (
     ChatRequest,

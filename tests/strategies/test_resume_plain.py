@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.matrix import every_combination
-from support.probe_targets import patient
+from support.probing import patient
 
 from llm_spec import (
     ChatRequest,

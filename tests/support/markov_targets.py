@@ -19,7 +19,7 @@ from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.rows.probe import prepare_or_refuse
-from support.probe_targets import Patient
+from support.probing import Patient
 
 # ------------------------------------------------------------------------------------------ sampling
 

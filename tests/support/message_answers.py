@@ -12,7 +12,7 @@ from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, Speculative
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder.choice import _StrategyPerformance
 from support.message_server import MessageServer, serving_messages
-from support.probe_targets import Patient
+from support.probing import Patient
 
 __all__ = ["TOOLS", "answer", "answer_plain", "ask", "learn_worth", "message", "opened", "speculate"]
 

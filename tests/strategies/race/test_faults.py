@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from support.draft_checks import ItemDraft
-from support.race_targets import SLOW, WORDS, Reading, Target, racing, read, request_of
+from support.racing import SLOW, WORDS, Reading, racing, read, request_of
+from support.targets import Target
 
 from llm_spec import (
     Fallback,

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from support.draft_checks import ItemDraft
 from support.matrix import every_combination
-from support.race_targets import DRAFTS, SLOW, WORDS, Reading, Target, racing, read, request_of
+from support.racing import DRAFTS, SLOW, WORDS, Reading, racing, read, request_of
+from support.targets import Target
 
 from llm_spec import ChatRequest, ChatResponse, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
 from llm_spec.contract.draft import DraftProvider
@@ -109,7 +110,7 @@ DELAYS_S = st.sampled_from([0.0, 0.003, 0.02, 0.3])
     num_streams=st.sampled_from([1, 2, 4, 12]),
     target_s=st.tuples(DELAYS_S, DELAYS_S, DELAYS_S),
     draft_s=st.tuples(DELAYS_S, DELAYS_S),
-    tokens_per_frame=st.sampled_from([1, 1, 3]),
+    tokens_per_event=st.sampled_from([1, 1, 3]),
     by_ids=st.booleans(),
     greedy=st.booleans(),
     stop=st.sampled_from([(), (), ("cat sat",), (" the", "."), ("\n\n",), ("mat on a dog",)]),
@@ -125,7 +126,7 @@ def test_any_race_gives_plain_text_and_is_never_behind(
     num_streams: int,
     target_s: tuple[float, float, float],
     draft_s: tuple[float, float],
-    tokens_per_frame: int,
+    tokens_per_event: int,
     by_ids: bool,
     greedy: bool,
     stop: tuple[str, ...],
@@ -139,7 +140,7 @@ def test_any_race_gives_plain_text_and_is_never_behind(
     latency: dict[str, Any] = dict(zip(("first_token_s", "token_s", "round_trip_s"), target_s, strict=True))
 
     def target() -> Target:
-        return Target(answer, by_ids=by_ids, tokens_per_frame=tokens_per_frame, **latency)
+        return Target(answer, by_ids=by_ids, tokens_per_event=tokens_per_event, **latency)
 
     async def check() -> None:
         request = request_of(temperature=0.0 if greedy else None, stop=stop, max_tokens=max_tokens)
@@ -458,7 +459,7 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
                 if isinstance(event, TextDelta):
                     text += event.text
                     num_read += len(split_into_pieces(event.text))
-                    most = max(most, target.num_generated_tokens - num_read)
+                    most = max(most, target.num_output_tokens - num_read)
                     await asyncio.sleep(1.0)
         assert (text, num_read) == (answer, len(split_into_pieces(answer)))
         assert most <= 1100

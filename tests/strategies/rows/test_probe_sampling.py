@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from scipy.stats import chi2
 from support.markov_targets import LikelyDraft, MarkovTarget, _closing, sampled_text, triples_p_value
-from support.probe_targets import WORDS, TextDraft, TokenTarget, bytewise, probed
+from support.probing import WORDS, TextDraft, probed
+from support.targets import Target, bytewise
 
 from llm_spec import ChatRequest, Finish, Fixed, Sampling, StreamEvent, TextDelta
 from llm_spec.contract.endpoint import SampledToken
@@ -144,17 +145,17 @@ def test_a_draft_is_asked_for_its_likeliest_tokens(temperature: float | None, dr
 
 def test_at_temperature_0_a_seed_is_dropped() -> None:
     """Nothing is drawn: the rounds stay batches, without it."""
-    target = TokenTarget(bytewise(WORDS))
+    target = Target(bytewise(WORDS))
     request = ChatRequest.create("tell", temperature=0.0, seed=5)
     assert probed(TextDraft(WORDS), target, request, lookahead=Fixed(4)).content == WORDS
-    assert {call.sampling.seed for call in target.calls} == {None}
-    assert max(len(call.prefixes) for call in target.calls) > 1
+    assert {call.sampling.seed for call in target.sample_calls} == {None}
+    assert max(len(call.prefixes) for call in target.sample_calls) > 1
 
 
 def test_a_seeded_request_is_answered_plain() -> None:
     """One seed would give every prefix of a batch the same noise: the target's own seeded text instead."""
-    target = TokenTarget(bytewise(WORDS))
+    target = Target(bytewise(WORDS))
     request = ChatRequest.create("tell", temperature=0.8, seed=5)
     result = probed(TextDraft(WORDS), target, request, lookahead=Fixed(4))
-    assert (result.content, result.strategy, target.calls) == (WORDS, "plain", [])
+    assert (result.content, result.strategy, target.sample_calls) == (WORDS, "plain", [])
     assert [sent.sampling.seed for sent in target.requests] == [5]

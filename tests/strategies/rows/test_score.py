@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
-from support.probe_targets import Patient
+from support.probing import Patient
 
 from llm_spec import Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
 from llm_spec.contract.endpoint import SampledToken, TopTokens
