@@ -64,11 +64,11 @@ class Target:
     With a `table` it draws its tokens. After a context that it would not write it says "#", so that a wrong context is
     seen in the text. A text is gone on from by text, tokens by ids, unless `by_ids` and `continue_prefix` say more.
 
-    The first token of a stream takes `first_token_s`, each other `token_s`, a call of `sample_next` `row_s`; what is
-    None takes `call_s`; `round_trip_s` come on top. A stream that is left and a call that is cancelled take `close_s` to close. Text is encoded by
-    `encode_size` bytes to a token. `tokens_per_event` come at once; text is told with each `events_per_text`th. A token
-    that is no whole text has the text `undecoded`. `spoil` changes what a stream of a number gives, `spoil_reply` what
-    a call of `sample_next` or `score` does.
+    The first token of a stream takes `first_token_s`, each other `token_s`, a call of `sample_next` `row_s`, one of
+    `score` `score_s`; what is None takes `call_s`, and `round_trip_s` come on top. A stream that is left and a call that
+    is cancelled take `close_s` to close. Text is encoded by `encode_size` bytes to a token. `tokens_per_event` come at
+    once; text is told with each `events_per_text`th. A token that is no whole text has the text `undecoded`. `spoil`
+    changes what a stream of a number gives, `spoil_reply` what a call of `sample_next` or `score` does.
     """
 
     name = "target"
@@ -87,6 +87,7 @@ class Target:
         first_token_s: float | None = None,
         token_s: float | None = None,
         row_s: float | None = None,
+        score_s: float | None = None,
         encode_s: float = 0.0,
         encode_chat_s: float | None = None,
         close_s: float = 0.0,
@@ -98,7 +99,7 @@ class Target:
         context_length: int | None = None,
         faults: Sequence[Fault] = (),
         spoil: Callable[[int, AsyncIterator[StreamEvent]], AsyncGenerator[StreamEvent]] | None = None,
-        spoil_reply: Callable[[int, Any], Any] | None = None,
+        spoil_reply: Callable[[str, int, Any], Any] | None = None,
         seed: int = 0,
     ) -> None:
         is_text = isinstance(answer, str)
@@ -111,6 +112,7 @@ class Target:
         self.faults = list(faults)
         self.log: list[Call] = []
         self.num_open = self.max_open = self.num_input_tokens = self.num_output_tokens = 0
+        self._num_generating = 0  # `max_open` is of these
         self._num_calls: Counter[str] = Counter()
         self._bytes = [b"</s>", b"", b"#"]  # of the end too, as `/detokenize` of servers has it
         self._ids: dict[bytes, int] = {}
@@ -121,6 +123,7 @@ class Target:
         self._first_token_s = round_trip_s + (call_s if first_token_s is None else first_token_s)
         self._token_s = call_s if token_s is None else token_s
         self._row_s = self._first_token_s if row_s is None else row_s
+        self._score_s = self._row_s if score_s is None else score_s
         self._encode_s = encode_s
         self._encode_chat_s = round_trip_s + (call_s if encode_chat_s is None else encode_chat_s)
         self._close_s = close_s
@@ -192,7 +195,7 @@ class Target:
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         self.num_input_tokens += len(token_ids)
-        async with self._call("score", self._row_s, prefixes=[list(token_ids)]):
+        async with self._call("score", self._score_s, prefixes=[list(token_ids)]):
             ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
             best = [self._sample_after(token_ids[:end], None, 0.0).token_id for end in ends]
             rows = [TopTokens(tuple((token_id + n, -50.0 * n) for n in range(top))) for token_id in best]
@@ -220,7 +223,8 @@ class Target:
         call = Call(method=method, start_s=clock(), **logged)
         self.log.append(call)
         self.num_open += 1
-        self.max_open = max(self.max_open, sum(each.end_s is None and each.method in _GENERATING for each in self.log))
+        self._num_generating += method in _GENERATING
+        self.max_open = max(self.max_open, self._num_generating)
         fault = self._find_fault(method)
         try:
             await asyncio.sleep(seconds)
@@ -233,6 +237,7 @@ class Target:
             raise
         finally:
             self.num_open -= 1
+            self._num_generating -= method in _GENERATING
             call.end_s = clock()
 
     def _find_fault(self, method: str) -> Fault | None:
@@ -249,7 +254,7 @@ class Target:
             raise TargetError(f"{fault.method} is broken") if isinstance(fault.how, str) else fault.how
 
     def _spoiled(self, method: str, reply: Any) -> Any:
-        return reply if self._spoil_reply is None else self._spoil_reply(self._num_calls[method] - 1, reply)
+        return reply if self._spoil_reply is None else self._spoil_reply(method, self._num_calls[method] - 1, reply)
 
     @asynccontextmanager
     async def _open_stream(
@@ -257,7 +262,7 @@ class Target:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """A stream that goes on after tokens, the last of which was `begun` by a text that ends within it."""
         prompt_ids = [*self._prompt, *written]
-        number, fault_number = len(self.streams), self._num_calls[method]
+        number, fault_number = sum(self._num_calls[name] for name in _STREAMS), self._num_calls[method]
         async with self._call(method, 0.0, request=request, prefixes=[prompt_ids]):
             if self.context_length is not None and len(prompt_ids) >= self.context_length:
                 raise TargetError("the prompt fills the context")

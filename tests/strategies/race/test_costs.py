@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +12,12 @@ from support.draft_checks import ItemDraft
 from support.racing import CODE, DRAFTS, SLOW, WORDS, racing, read, request_of
 from support.targets import Target
 
-from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta, Usage
+from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent
 from llm_spec.contract.events import TargetStreamReport
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.testing.simulated import SimulatedDraft
 
 # ------------------------------------------------------------------------------------------ costs
 
@@ -47,18 +45,14 @@ def test_a_target_that_answers_at_once_asks_the_draft_for_no_more_than_a_server_
 def test_the_first_answer_tells_plain_by_the_tokens_that_the_server_counts(*, counts: bool) -> None:
     """Two tokens of text without a space between them come in one piece, and look like one."""
 
-    class Pairs(Target):
-        @asynccontextmanager
-        async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # noqa: ARG002
-            yield self._pairs()
+    async def without_usage(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            yield event if counts or not isinstance(event, Finish) else replace(event, usage=None)
 
-        async def _pairs(self) -> AsyncGenerator[StreamEvent]:
-            for _ in range(40):
-                await asyncio.sleep(0.1)
-                yield TextDelta("ab ")
-            yield Finish("stop", Usage(output_tokens=80) if counts else None)
-
-    result = run_virtual(racing(ItemDraft("x"), Pairs("")).decode("tell"))
+    pairs = Target(
+        [b"a", b"b "] * 40, by_ids=False, continue_prefix=True, tokens_per_event=2, token_s=0.05, spoil=without_usage
+    )
+    result = run_virtual(racing(ItemDraft("x"), pairs).decode("tell"))
     assert result.plain_s == pytest.approx(4.0, rel=0.05)
 
 
@@ -173,21 +167,6 @@ def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size:
     run_virtual(check())
 
 
-class Tokenizing(Target):
-    """Its tokens, one a frame, are what a pattern finds."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        super().__init__(CODE, **SLOW)
-        self._pattern = pattern
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        rest = SimulatedTarget("", **SLOW)
-        rest._pieces = self._pattern.findall(CODE.removeprefix(request.prefix))
-        async with rest.stream(replace(request, prefix="")) as events:
-            yield events
-
-
 FINE = re.compile(r" ?\w{1,3}|[^\w\s]+|\s+")  # `radius` is two
 COARSE = re.compile(r" ?\w+[^\w\s]*|[^\w\s]+|\s+")  # `area0(` is one, as is a line break with its indentation
 
@@ -200,7 +179,9 @@ def test_a_cap_by_text_counts_the_targets_tokens_not_pieces(agreement: float, pa
     async def check() -> None:
         won = 0
         for max_tokens in range(40, 160, 10):
-            target = Tokenizing(pattern)
+            target = Target(
+                [token.encode() for token in pattern.findall(CODE)], by_ids=False, continue_prefix=True, **SLOW
+            )
             raced = await read(racing(SimulatedDraft(CODE, agreement, 5), target), request_of(max_tokens=max_tokens))
             assert raced.text == "".join(pattern.findall(CODE)[:max_tokens])
             assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_tokens")

@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -20,11 +20,10 @@ from support.matrix import every_combination
 from support.racing import DRAFTS, SLOW, WORDS, Reading, racing, read, request_of
 from support.targets import Target
 
-from llm_spec import ChatRequest, ChatResponse, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
+from llm_spec import ChatRequest, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.events import TargetStreamReport
-from llm_spec.contract.provider import Capabilities, LlmProvider
-from llm_spec.contract.response import complete_from_stream
+from llm_spec.contract.provider import LlmProvider
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
@@ -306,39 +305,24 @@ LAW = {"": (0.7, 0.2, 0.1), " a": (0.6, 0.15, 0.25), " bbb": (0.2, 0.5, 0.3), " 
 NUM_TOKENS = 4
 
 
-class SamplingTarget:
+def make_sampling_target(seed: int) -> Target:
     """Draws each word by the one before it, with the noise of its own seed; delays have nothing to do with words.
 
     The noise of the first token of every call with one seed is the same, as it is on real servers.
     """
+    delays = random.Random(seed)  # noqa: S311 - as above
 
-    name = "sampling:target"
-    capabilities = Capabilities(continue_prefix=True)
+    async def delay(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                await asyncio.sleep(delays.choice((0.5, 1.0, 2.0)))
+            yield event
 
-    def __init__(self, seed: int) -> None:
-        self._delays = random.Random(seed)  # noqa: S311 - as above
-        self._cumulative = {word: tuple(accumulate(probs)) for word, probs in LAW.items()}
+    def draw_by_last(written: Sequence[bytes]) -> dict[bytes, float]:
+        law = LAW[written[-1].decode() if written else ""]
+        return dict(zip((word.encode() for word in LONG_WORDS), law, strict=True))
 
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(self._write(request)) as events:
-            yield events
-
-    async def complete(self, request: ChatRequest) -> ChatResponse:
-        return await complete_from_stream(self, request)
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
-
-    async def _write(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        noise = random.Random(request.sampling.seed)  # noqa: S311 - as above
-        word = f" {request.prefix.rpartition(' ')[2]}" if request.prefix else ""
-        for _ in range(request.max_tokens or 1):
-            await asyncio.sleep(self._delays.choice((0.5, 1.0, 2.0)))
-            drawn = noise.random()
-            word = next(w for w, up_to in zip(LONG_WORDS, self._cumulative[word], strict=True) if drawn < up_to)
-            yield TextDelta(word)
-        yield Finish("length", None, "max_tokens")
+    return Target(table=draw_by_last, spoil=delay)
 
 
 def open_race(
@@ -353,7 +337,7 @@ def open_race(
 async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter[str], int]:
     """Raced answers, and how many of them a later stream had a part in."""
     seeds = random.Random(99)  # noqa: S311 - as above
-    target, draft = SamplingTarget(3), ItemDraft(*draft_words)
+    target, draft = make_sampling_target(3), ItemDraft(*draft_words)
     config = SpeculativeConfig(strategy="race", max_concurrent_streams=64)
     counts: Counter[str] = Counter()
     num_won = 0

@@ -163,7 +163,7 @@ def raising(_: list[SampledToken]) -> list[SampledToken]:
 def test_a_round_that_ends_oddly_is_given_up(spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
     """With an error of another kind, or with too few or too many tokens: the target goes on alone."""
     target = Target(
-        bytewise(WORDS), call_s=0.02, spoil_reply=lambda number, tokens: spoil(tokens) if number else tokens
+        bytewise(WORDS), call_s=0.02, spoil_reply=lambda _, number, tokens: spoil(tokens) if number else tokens
     )
     result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3), max_concurrent_streams=1)
     assert (result.content, result.guarantee, len(result.fallbacks)) == (WORDS, "exact", 1)
