@@ -11,11 +11,11 @@ from typing import Any
 
 from scipy.stats import chi2
 
-from llm_spec import ChatRequest, SpeculativeConfig, TextDelta
+from llm_spec import ChatRequest, TextDelta
 from llm_spec.contract.draft import DraftPiece, DraftProvider
-from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.rows.probe import prepare_or_refuse
 from support.probing import Patient
+from support.strategy_runs import run_strategy
 from support.targets import Target
 
 LAW = ((0.5, 0.3, 0.2), (0.1, 0.6, 0.3), (0.35, 0.25, 0.4))  # by the last token, the prompt's being 0
@@ -60,12 +60,8 @@ class LikelyDraft:
 
 
 async def sampled_text(target: Target, request: ChatRequest, draft: DraftProvider, **options: Any) -> str:
-    config = SpeculativeConfig(strategy="probe", **options)
-    context = StrategyContext(draft=draft, target=target, request=request, limits=config, pair_stats=Patient())
-    ready = prepare_or_refuse(context)
-    assert isinstance(ready, ReadyStrategy)
-    async with ready.run() as events:
-        return "".join([event.text async for event in events if isinstance(event, TextDelta)])
+    events = await run_strategy(prepare_or_refuse, draft, target, request, Patient(), **options)
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 def triples_p_value(texts: Sequence[str]) -> float:

@@ -65,10 +65,10 @@ class Target:
     seen in the text. A text is gone on from by text, tokens by ids, unless `by_ids` and `continue_prefix` say more.
 
     The first token of a stream takes `first_token_s`, each other `token_s`, a call of `sample_next` `row_s`, one of
-    `score` `score_s`; what is None takes `call_s`, and `round_trip_s` come on top. A stream that is left and a call that
-    is cancelled take `close_s` to close. Text is encoded by `encode_size` bytes to a token. `tokens_per_event` come at
-    once; text is told with each `events_per_text`th. A token that is no whole text has the text `undecoded`. `spoil`
-    changes what a stream of a number gives, `spoil_reply` what a call of `sample_next` or `score` does.
+    `score` `score_s`; what is None takes `call_s`, and `round_trip_s` come on top. A stream that is left and a call
+    that is cancelled take `close_s` to close. Text is encoded by `encode_size` bytes to a token. `tokens_per_event`
+    come at once; text is told with each `events_per_text`th. A token that is no whole text has the text `undecoded`.
+    `spoil` changes what a stream of a number gives, `spoil_reply` what a call of `sample_next` or `score` does.
     """
 
     name = "target"

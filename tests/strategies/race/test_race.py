@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
@@ -18,15 +17,14 @@ from scipy.stats import chi2
 from support.draft_checks import ItemDraft
 from support.matrix import every_combination
 from support.racing import DRAFTS, SLOW, WORDS, Reading, racing, read, request_of
+from support.strategy_runs import open_strategy, run_strategy
 from support.targets import Target
 
 from llm_spec import ChatRequest, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
-from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.events import TargetStreamReport
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.tokens import split_into_pieces
-from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.race.race import prepare_or_refuse
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
@@ -325,34 +323,20 @@ def make_sampling_target(seed: int) -> Target:
     return Target(table=draw_by_last, spoil=delay)
 
 
-def open_race(
-    draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, pair_stats: PairStats
-) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    context = StrategyContext(draft=draft, target=target, request=request, limits=config, pair_stats=pair_stats)
-    ready = prepare_or_refuse(context)
-    assert isinstance(ready, ReadyStrategy)
-    return ready.run()
-
-
 async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter[str], int]:
     """Raced answers, and how many of them a later stream had a part in."""
     seeds = random.Random(99)  # noqa: S311 - as above
     target, draft = make_sampling_target(3), ItemDraft(*draft_words)
-    config = SpeculativeConfig(strategy="race", max_concurrent_streams=64)
     counts: Counter[str] = Counter()
     num_won = 0
     for _ in range(num_samples):
         request = ChatRequest.create("q", temperature=1.0, seed=seeds.getrandbits(31), max_tokens=NUM_TOKENS)
-        text, won = "", False
         pair_stats = PairStats()
         pair_stats.streams.num_extra = 64  # room is not what this is about
-        async with open_race(draft, target, request, config, pair_stats) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    text += event.text
-                    won = won or event.origin == "accepted"
-        counts[text] += 1
-        num_won += won
+        events = await run_strategy(prepare_or_refuse, draft, target, request, pair_stats, max_concurrent_streams=64)
+        deltas = [event for event in events if isinstance(event, TextDelta)]
+        counts["".join(delta.text for delta in deltas)] += 1
+        num_won += any(delta.origin == "accepted" for delta in deltas)
     return counts, num_won
 
 
@@ -432,13 +416,14 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
     """Reading waits for it once a thousand events do, the text stays plain's, and its pauses are not the target's."""
     answer = " ".join(f"word{i}" for i in range(2000))
     target = Target(answer, by_ids=by_ids, **SLOW)
-    config = SpeculativeConfig(strategy="race", max_concurrent_streams=num_streams)
     pair_stats = PairStats()
 
     async def check() -> None:
         text, num_read, most = "", 0, 0
         draft = SimulatedDraft(answer, 0.9, 1, first_token_s=0.1, token_s=0.01)
-        async with open_race(draft, target, request_of(), config, pair_stats) as events:
+        async with open_strategy(
+            prepare_or_refuse, draft, target, request_of(), pair_stats, max_concurrent_streams=num_streams
+        ) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.probing import EMOJI, WORDS, TextDraft, patient, probed, probing
+from support.strategy_runs import run_strategy
 from support.targets import Fault, Target, bytewise
 
 from llm_spec import (
@@ -15,7 +16,9 @@ from llm_spec import (
     SpeculativeResult,
     Usage,
 )
+from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.tokens import split_into_pieces
+from llm_spec.strategies.rows.probe import prepare_or_refuse
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft
 
@@ -191,26 +194,25 @@ def test_usage_where_a_stop_string_ends_the_answer(agreement: float, streams: in
     assert usage.output_tokens - usage.cancelled_output_tokens == 46
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_an_answer_counts_that_ends_early(*, leaves: bool) -> None:
-    """By a stop string, or since its reader leaves: else rows that had no room would never be tried again.
+def test_an_answer_that_a_stop_string_ends_tells_how_long_answers_are() -> None:
+    """What rows may lose in the next one is a share of that."""
+    target = Target(bytewise(WORDS), call_s=0.02)
+    request, stats = ChatRequest.create("tell", stop=["word9"]), PairStats()
+    run_virtual(run_strategy(prepare_or_refuse, TextDraft(WORDS), target, request, stats))
+    assert 0.0 < stats.rows.estimate_answer_s(1.0, None) < 0.02 * len(WORDS) / 2
 
-    What a reader takes until it leaves is no time that rows have lost.
-    """
+
+def test_what_a_reader_takes_until_it_leaves_is_no_time_that_rows_have_lost() -> None:
+    """The next answer has rows again."""
 
     async def run() -> None:
         target = Target(bytewise(WORDS), call_s=0.02)
         decoder = probing(TextDraft(WORDS), target, max_concurrent_streams=4)
-        rows = decoder._planner.pair_stats.rows
-        if leaves:
-            async with decoder.stream("tell") as events:
-                for _ in range(40):
-                    await anext(events)
-                await asyncio.sleep(1000.0)
-        else:
-            assert (await decoder.decode("tell", stop=["word9"])).stopped_by == "stop_string"
-        assert rows._num_answers == 1
-        assert rows._lost_s < 1.0
+        async with decoder.stream("tell") as events:
+            for _ in range(40):
+                await anext(events)
+            await asyncio.sleep(1000.0)
+        assert (await decoder.decode("tell")).rounds
 
     run_virtual(run())
 
