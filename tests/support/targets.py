@@ -19,6 +19,7 @@ from llm_spec import ChatRequest, ChatResponse, Finish, Sampling, StreamEvent, T
 from llm_spec.contract.endpoint import SampledToken, TopTokens
 from llm_spec.contract.provider import Capabilities
 from llm_spec.contract.response import complete_from_stream
+from llm_spec.local.detokenizing import StopMatcher
 from llm_spec.measure.tokens import split_into_pieces
 
 __all__ = ["ELSE_ID", "EOS_ID", "PROMPT_ID", "Call", "Fault", "Table", "Target", "bytewise"]
@@ -82,6 +83,8 @@ class Target:
         by_ids: bool | None = None,
         continue_prefix: bool | None = None,
         scores: bool = False,
+        prediction: bool = False,
+        honours_stop: bool = False,
         call_s: float = 0.0,
         round_trip_s: float = 0.0,
         first_token_s: float | None = None,
@@ -107,6 +110,7 @@ class Target:
             continue_prefix=is_text if continue_prefix is None else continue_prefix,
             token_endpoint=self if (not is_text if by_ids is None else by_ids) else None,
             token_scorer=self if scores else None,
+            prediction=prediction,
         )
         self.context_length = context_length
         self.faults = list(faults)
@@ -127,6 +131,7 @@ class Target:
         self._encode_s = encode_s
         self._encode_chat_s = round_trip_s + (call_s if encode_chat_s is None else encode_chat_s)
         self._close_s = close_s
+        self._honours_stop = honours_stop
         self._undecoded = undecoded
         self._tokens_per_event = tokens_per_event
         self._events_per_text = events_per_text
@@ -273,6 +278,8 @@ class Target:
                     events = await stack.enter_async_context(
                         aclosing(self._break_off(method, fault_number, written_events))
                     )
+                    if self._honours_stop and request.stop:
+                        events = await stack.enter_async_context(aclosing(_end_at_stop(request.stop, events)))
                     if self._spoil is not None:
                         events = await stack.enter_async_context(aclosing(self._spoil(number, events)))
                     yield events
@@ -395,6 +402,22 @@ class Target:
             self._ids[token] = len(self._bytes)
             self._bytes.append(token)
         return self._ids[token]
+
+
+async def _end_at_stop(stop: Sequence[str], events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    """As servers do, which hold back what may be the beginning of a stop string."""
+    matcher = StopMatcher(stop)
+    async for event in events:
+        if not isinstance(event, TextDelta):
+            for delta in matcher.flush():
+                yield delta
+            yield event
+            continue
+        for delta in matcher.push(event.text):
+            yield delta
+        if matcher.matched is not None:
+            yield Finish("stop", None, "stop_string")
+            return
 
 
 def bytewise(text: str | bytes) -> list[bytes]:
