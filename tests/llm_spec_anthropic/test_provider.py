@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic, Timeout
+from anthropic import AsyncAnthropic
 from llm_spec_anthropic import ANTHROPIC, AnthropicProvider, client
 from support.messages_wire import PROSE, MessagesWire, answer_frames, begin, end, frame, text_frames
 
@@ -562,14 +562,6 @@ async def test_by_a_string(wire: MessagesWire, monkeypatch: pytest.MonkeyPatch) 
     assert provider.name == f"anthropic:{MODEL}"
     assert any(KEY in value for value in wire.headers[0].values())
     assert KEY not in repr(provider) + repr(vars(provider))
-
-
-async def test_timeouts(wire: MessagesWire) -> None:
-    """Ten seconds to connect, two minutes of silence, no limit on the whole."""
-    async with provider_of(wire) as provider:
-        timeout = provider._client._sdk.timeout
-    assert isinstance(timeout, Timeout)
-    assert (timeout.connect, timeout.read) == (10.0, 120.0)
 
 
 def test_arguments_that_say_too_little_or_too_much() -> None:

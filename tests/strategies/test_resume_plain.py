@@ -114,27 +114,6 @@ def test_by_text_whitespace_at_the_seam_is_neither_sent_nor_doubled(num_confirme
     assert request.stop == ()  # stop strings are matched by us, over the whole text
 
 
-def test_by_text_a_prefix_of_the_callers_own_stays_in_front() -> None:
-    """The target continues the caller's prefix and what it has written since."""
-    target = ByText("one two", "Well: one two three")
-
-    async def run() -> str:
-        answer_ids = await target.encode(" one two")
-        plain = stream_remainder_plain(
-            target,
-            target,
-            ChatRequest.create("tell", prefix="Well:"),
-            prompt_ids=[1],
-            answer_ids=answer_ids,
-            text=" one two",
-        )
-        async with aclosing(plain) as events:
-            return "".join([event.text async for event in events if isinstance(event, TextDelta)])
-
-    assert run_virtual(run()) == " three"
-    assert target.scripted.requests[0].prefix == "Well: one two"
-
-
 def test_a_target_that_goes_on_elsewhere_is_not_believed() -> None:
     """Whitespace was confirmed and something else comes: an error with the confirmed text, not a changed answer."""
     target = ByText(ANSWER, lambda request: request.prefix + "!other")

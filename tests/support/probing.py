@@ -21,7 +21,7 @@ from llm_spec.measure.row_stats import DraftAgreementStats, RowCallStats
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing.clock import run_virtual
 
-__all__ = ["EMOJI", "WORDS", "Patient", "TextDraft", "end_of", "patient", "probed", "probing"]
+__all__ = ["EMOJI", "WORDS", "Patient", "TextDraft", "end_of", "make_patient", "patient", "probed", "probing"]
 
 WORDS = " ".join(f"word{i}" for i in range(60))
 EMOJI = "a😀b👩‍👩‍👧 é日本c"
@@ -113,7 +113,11 @@ def probing(draft: DraftProvider | None, target: LlmProvider, **options: Any) ->
 
 def patient(draft: DraftProvider | None, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
     """A decoder that probes to the end, whether it pays or not."""
-    decoder = probing(draft, target, **options)
+    return make_patient(probing(draft, target, **options))
+
+
+def make_patient(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    """Its rows are sent to the end, whether they pay or not."""
     decoder._planner.pair_stats = Patient()
     return decoder
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
-from support.probing import Patient
+from support.probing import make_patient
 from support.targets import Target
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
@@ -74,7 +74,7 @@ def test_rounds_tell_what_draft_and_target_took() -> None:
     decoder = SpeculativeDecoder(
         target=target, draft=SimulatedDraft(TEXT, 0.8, 3, token_s=0.001), config=SpeculativeConfig(strategy="score")
     )
-    decoder._planner.pair_stats = Patient()
+    make_patient(decoder)
     result = run_virtual(decoder.decode("tell", temperature=0.0))
     assert len(result.rounds) > 3
     assert [report.verify_s for report in result.rounds] == pytest.approx([0.03] * len(result.rounds))
@@ -110,7 +110,7 @@ def test_an_answer_that_a_deadline_ends_is_rated_too() -> None:
     """Its tokens are approved ones; what the calls wrote beside them is wasted."""
     config = SpeculativeConfig(strategy="score", deadline_s=0.1)
     decoder = SpeculativeDecoder(target=make_scorer(score_s=0.03), draft=SimulatedDraft(TEXT, 0.8, 3), config=config)
-    decoder._planner.pair_stats = Patient()
+    make_patient(decoder)
     result = run_virtual(decoder.decode("tell", temperature=0.0))
     assert result.stopped_by == "deadline"
     assert result.usage is not None
