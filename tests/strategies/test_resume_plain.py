@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrix import every_combination
 from support.probing import patient
+from support.targets import Fault, Target, bytewise
 
 from llm_spec import (
     ChatRequest,
@@ -39,33 +41,17 @@ from llm_spec.testing.simulated import SimulatedTarget
 ANSWER = "one two  three\n\nfour five six seven"
 
 
-class ByText(SimulatedTarget):
-    """Continues ids until `num_pieces` more are written, then breaks (0: at once); continues text by a script."""
-
-    def __init__(self, answer: str, script: Any, *, num_pieces: int = 0, fail_at: Any = None) -> None:
-        super().__init__(answer, by_ids=True, first_token_s=0.02, token_s=0.5)  # rounds are ahead of its stream
-        self.scripted = ScriptedProvider(
-            script, fail_at=fail_at, capabilities=Capabilities(continue_prefix=True), piece_size=1
-        )
-        self._num_pieces = num_pieces
-
-    def stream(self, request: ChatRequest) -> Any:
-        return self.scripted.stream(request)
-
-    @asynccontextmanager
-    async def stream_after(
-        self, token_ids: Sequence[int], request: ChatRequest
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream_after(token_ids, request) as events, aclosing(self._broken(events)) as broken:
-            yield broken
-
-    async def _broken(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-        for _ in range(self._num_pieces):
-            yield await anext(events)
-        raise TargetError("ids are broken")
+IDS_BREAK = Fault("stream_after", how=TargetError("ids are broken"))
+ROUNDS_END = Fault("sample_next", 2)
 
 
-async def resumed(target: SimulatedTarget, num_confirmed: int, **options: Any) -> tuple[str, Finish, list[TextDelta]]:
+def make_target(*faults: Fault, tokens: str | list[bytes] = ANSWER, **options: Any) -> Target:
+    """Its rounds are ahead of its stream."""
+    options = {"by_ids": True, "continue_prefix": True, "first_token_s": 0.02, "token_s": 0.5, **options}
+    return Target(tokens, faults=faults, **options)
+
+
+async def resumed(target: Target, num_confirmed: int, **options: Any) -> tuple[str, Finish, list[TextDelta]]:
     """The answer goes on behind its first tokens."""
     prompt_ids = await target.encode_chat(ChatRequest.create("tell"))
     answer_ids = (await target.encode(ANSWER))[:num_confirmed]
@@ -87,7 +73,7 @@ async def resumed(target: SimulatedTarget, num_confirmed: int, **options: Any) -
 @given(num_confirmed=st.integers(0, 12), max_tokens=st.none() | st.integers(13, 20))
 def test_by_ids_it_goes_on_behind_the_confirmed_tokens(num_confirmed: int, max_tokens: int | None) -> None:
     """The whole is the answer; the cap counts what was confirmed."""
-    target = SimulatedTarget(ANSWER, by_ids=True)
+    target = make_target()
     text, finish, _ = run_virtual(resumed(target, num_confirmed, max_tokens=max_tokens))
     assert text == ANSWER
     assert finish.finish_reason == "stop"
@@ -97,18 +83,22 @@ def test_by_ids_it_goes_on_behind_the_confirmed_tokens(num_confirmed: int, max_t
 @given(num_confirmed=st.integers(0, 5), max_tokens=st.integers(6, 8))
 def test_the_cap_is_what_is_left_of_it(num_confirmed: int, max_tokens: int) -> None:
     """Confirmed and further tokens together are as many as were asked for."""
-    _, finish, deltas = run_virtual(resumed(SimulatedTarget(ANSWER, by_ids=True), num_confirmed, max_tokens=max_tokens))
+    _, finish, deltas = run_virtual(resumed(make_target(), num_confirmed, max_tokens=max_tokens))
     assert num_confirmed + len(deltas) == max_tokens
     assert finish.finish_reason == "length"
 
 
+@pytest.mark.parametrize("tokens", [ANSWER, bytewise(ANSWER)], ids=["words", "bytes"])
 @pytest.mark.parametrize("num_confirmed", range(1, 12))
-def test_by_text_whitespace_at_the_seam_is_neither_sent_nor_doubled(num_confirmed: int) -> None:
+def test_by_text_whitespace_at_the_seam_is_neither_sent_nor_doubled(
+    num_confirmed: int, tokens: str | list[bytes]
+) -> None:
     """Wherever the confirmed text ends, the prefix ends in no whitespace and the whole is the answer."""
-    target = ByText(ANSWER, ANSWER)
+    target = make_target(IDS_BREAK, tokens=tokens)
     text, _, _ = run_virtual(resumed(target, num_confirmed, stop=["never"]))
     assert text == ANSWER
-    (request,) = target.scripted.requests
+    request = target.requests[-1]
+    assert len(target.get_calls("stream")) == 1
     assert request.prefix == request.prefix.rstrip()
     assert ANSWER.startswith(request.prefix)
     assert request.stop == ()  # stop strings are matched by us, over the whole text
@@ -116,7 +106,11 @@ def test_by_text_whitespace_at_the_seam_is_neither_sent_nor_doubled(num_confirme
 
 def test_a_target_that_goes_on_elsewhere_is_not_believed() -> None:
     """Whitespace was confirmed and something else comes: an error with the confirmed text, not a changed answer."""
-    target = ByText(ANSWER, lambda request: request.prefix + "!other")
+
+    async def write_other(number: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        yield TextDelta("!other") if number else await anext(events)
+
+    target = make_target(IDS_BREAK, spoil=write_other)
 
     async def run() -> None:
         num_confirmed = 3  # it ends in two spaces
@@ -130,8 +124,7 @@ def test_a_target_that_goes_on_elsewhere_is_not_believed() -> None:
 @pytest.mark.parametrize("continue_prefix", [False, True])
 def test_where_nothing_goes_on_the_error_has_the_partial_text(continue_prefix: bool) -> None:
     """Neither by ids nor by text: TargetError, with what was confirmed."""
-    target = ByText(ANSWER, ANSWER, fail_at={0: TargetError("text is broken")})
-    target.capabilities = Capabilities(token_endpoint=target, continue_prefix=continue_prefix)
+    target = make_target(IDS_BREAK, Fault("stream"), continue_prefix=continue_prefix)
 
     async def run() -> None:
         with pytest.raises(TargetError) as caught:
@@ -141,19 +134,7 @@ def test_where_nothing_goes_on_the_error_has_the_partial_text(continue_prefix: b
     run_virtual(run())
 
 
-class Deaf(ByText):
-    """Samples until `num_rounds` calls were answered."""
-
-    num_rounds = 2
-
-    async def sample_next(self, prefixes: Any, sampling: Any) -> list[SampledToken]:
-        self.num_rounds -= 1
-        if self.num_rounds < 0:
-            raise TargetError("sampling is broken")
-        return await super().sample_next(prefixes, sampling)
-
-
-async def shown_before_error(target: SimulatedTarget) -> tuple[str, TargetError]:
+async def shown_before_error(target: Target) -> tuple[str, TargetError]:
     """What a caller has been shown, and the error that ended it."""
     shown = ""
     decoder = patient(ReferenceDraft(ANSWER), target, lookahead=Fixed(2), max_concurrent_streams=1)
@@ -173,18 +154,18 @@ async def shown_before_error(target: SimulatedTarget) -> tuple[str, TargetError]
 @pytest.mark.parametrize("continue_prefix", [False, True])
 def test_the_partial_text_is_all_that_was_shown_when_ids_break(num_pieces: int, continue_prefix: bool) -> None:
     """Also what came after the rounds: a caller that retries from it repeats nothing."""
-    target = Deaf(ANSWER, ANSWER, num_pieces=num_pieces, fail_at=None if num_pieces else {0: TargetError("broken")})
-    target.capabilities = Capabilities(token_endpoint=target, continue_prefix=continue_prefix)
+    faults = [ROUNDS_END, replace(IDS_BREAK, at=num_pieces), *([] if num_pieces else [Fault("stream")])]
+    target = make_target(*faults, continue_prefix=continue_prefix)
     shown, error = run_virtual(shown_before_error(target))
     assert shown
     assert error.partial_text == shown
 
 
-@pytest.mark.parametrize("fail_at", [0, 1, 4])
+@pytest.mark.parametrize("fail_at", [0, 1])
 def test_the_partial_text_is_all_that_was_shown_when_text_breaks(fail_at: int) -> None:
     """A provider tells what its own stream gave: in front of that stands what the rounds gave."""
-    broken = TargetError("text is broken", partial_text="two"[:fail_at])
-    target = Deaf(ANSWER, ANSWER, fail_at={fail_at: broken})
+    broken = TargetError("text is broken", partial_text="two" if fail_at else "")
+    target = make_target(ROUNDS_END, IDS_BREAK, Fault("stream", at=fail_at, how=broken))
     shown, error = run_virtual(shown_before_error(target))
     assert shown
     assert error.partial_text == shown
@@ -193,39 +174,25 @@ def test_the_partial_text_is_all_that_was_shown_when_text_breaks(fail_at: int) -
 # ------------------------------------------------------------------------------------------ what holds of the text
 
 
-def probing(target: SimulatedTarget, **options: Any) -> SpeculativeDecoder:
+def probing(target: Target, **options: Any) -> SpeculativeDecoder:
     options = {"lookahead": Fixed(2), "max_concurrent_streams": 1, **options}
     return patient(ReferenceDraft(ANSWER), target, **options)
-
-
-class DeafById(Deaf):
-    """Goes on by ids."""
-
-    stream_after = SimulatedTarget.stream_after
-
-
-def deaf(target: Deaf) -> Deaf:
-    target.capabilities = Capabilities(token_endpoint=target, continue_prefix=True)
-    return target
 
 
 @pytest.mark.parametrize("by_ids", [True, False])
 def test_an_answer_that_went_on_by_text_says_so(*, by_ids: bool) -> None:
     """By token ids it is as exact as it was."""
-    target = deaf(DeafById(ANSWER, ANSWER) if by_ids else Deaf(ANSWER, ANSWER))
+    target = make_target(ROUNDS_END, *([] if by_ids else [IDS_BREAK]))
     result = run_virtual(probing(target).decode("tell", temperature=0.0))
     assert result.content == ANSWER
-    assert len(target.scripted.requests) == (0 if by_ids else 1)
+    assert len(target.get_calls("stream")) == (0 if by_ids else 1)
     assert (result.guarantee, result.same_text) == ("exact" if by_ids else "exact-text", False)
 
 
 def test_a_deadline_does_not_strengthen_what_went_on_by_text() -> None:
     """Also where the end is not the target's."""
-    target = deaf(Deaf(ANSWER, ANSWER))
-    target.scripted = ScriptedProvider(
-        ANSWER, capabilities=Capabilities(continue_prefix=True), piece_size=1, delay_piece_s=1.0
-    )
-    result = run_virtual(probing(target, deadline_s=5.0).decode("tell", temperature=0.0))
+    target = make_target(ROUNDS_END, IDS_BREAK)
+    result = run_virtual(probing(target, deadline_s=2.0).decode("tell", temperature=0.0))
     assert ANSWER.startswith(result.content)
     assert (result.stopped_by, result.guarantee) == ("deadline", "exact-text")
 
