@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -15,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrix import every_combination
 from support.probing import patient
-from support.targets import Fault, Target, bytewise
+from support.targets import Fault, Table, Target, bytewise
 
 from llm_spec import (
     ChatRequest,
     Finish,
     Fixed,
     ReferenceDraft,
-    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -30,9 +27,7 @@ from llm_spec import (
     TargetError,
     TextDelta,
 )
-from llm_spec.contract.endpoint import SampledToken
 from llm_spec.contract.provider import Capabilities
-from llm_spec.contract.response import complete_from_stream
 from llm_spec.strategies.resume_plain import continue_by_text, stream_remainder_plain
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
@@ -244,111 +239,54 @@ def test_what_goes_on_by_text_is_drawn_from_other_noise(temperature: float | Non
 
 # ------------------------------------------------------------------------------------------ half a character
 
-BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9"}  # 1 and 2 together are "é"
-END_ID, START_ID = 3, 9
 NUM_ANSWERS = 200  # "é" again and again by chance is a share of 0.25: five deviations from what passes
 
 
-class HalfCharacters:
-    """Writes "a" or "é", by the same chance; "é" has two tokens. After `num_good` calls of `lost` those calls fail.
-
-    Its streams tell the ids of all tokens, or (tells_halves False) only those of whole characters.
-    """
-
-    name = "half:characters"
-    context_length = None
-
-    def __init__(self, lost: str, num_good: int, *, num_failures: int = 10**6, tells_halves: bool = True) -> None:
-        self.capabilities = Capabilities(token_endpoint=self, continue_prefix=True)
-        self.random = random.Random(5)  # noqa: S311 - reproducible
-        self.num_calls = 0
-        self._lost = lost
-        self._failing = range(num_good, num_good + num_failures)
-        self._tells_halves = tells_halves
-
-    def _enter(self, call: str) -> None:
-        if call == self._lost:
-            self.num_calls += 1
-            if self.num_calls - 1 in self._failing:
-                raise TargetError(f"{call} is lost")
-
-    def _next(self, ids: Sequence[int]) -> int:
-        if ids[-1] == START_ID:
-            return self.random.choice((0, 1))
-        return 2 if ids[-1] == 1 else END_ID
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return b"".join(BYTES[i] for i in ids).decode(errors="replace")
-
-    async def encode(self, text: str) -> list[int]:
-        return [0] * len(text)
-
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        self._enter("decode")
-        return self._text(token_ids)
-
-    async def encode_chat(self, request: ChatRequest) -> list[int]:  # noqa: ARG002 - one prompt
-        return [START_ID]
-
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        assert sampling.seed is None
-        self._enter("sample_next")
-        ids = [self._next(prefix) for prefix in prefixes]
-        return [SampledToken(i, self._text([i]) if i == 0 else "", is_end=i == END_ID) for i in ids]
-
-    @asynccontextmanager
-    async def stream_after(
-        self, token_ids: Sequence[int], request: ChatRequest
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        self._enter("stream_after")
-        async with aclosing(self._write(list(token_ids), request.max_tokens)) as events:
-            yield events
-
-    @asynccontextmanager
-    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        await asyncio.sleep(1.0)  # so that the answer's first tokens come from rounds
-        async with aclosing(self._write([START_ID], request.max_tokens)) as events:
-            yield events
-
-    def stream(self, request: ChatRequest) -> Any:
-        return self.stream_after([0 if request.prefix else START_ID], request)
-
-    async def complete(self, request: ChatRequest) -> Any:
-        return await complete_from_stream(self, request)
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
-
-    async def _write(self, ids: list[int], max_tokens: int | None) -> AsyncGenerator[StreamEvent]:
-        held: list[int] = []
-        num_left = max_tokens
-        while num_left != 0:
-            ids.append(self._next(ids))
-            num_left = None if num_left is None else num_left - 1
-            if ids[-1] == END_ID:
-                yield Finish("stop", None, "eos")
-                return
-            held.append(ids[-1])
-            is_whole = not self._text(held).endswith("\N{REPLACEMENT CHARACTER}")
-            if is_whole or self._tells_halves:
-                told = (ids[-1],) if self._tells_halves else tuple(held)
-                yield TextDelta(self._text(held) if is_whole else "", token_ids=told)
-            held = [] if is_whole else held
-        yield Finish("length", None, "max_tokens")
+def draw_half_characters(written: Sequence[bytes]) -> dict[bytes, float]:
+    """Writes "a" or "é", by the same chance; "é" has two tokens."""
+    if not written:
+        return {b"a": 0.5, b"\xc3": 0.5}
+    return {b"\xa9" if written[-1] == b"\xc3" else b"": 1.0}
 
 
-def shares(target: HalfCharacters, temperature: float = 1.0) -> tuple[float, Counter[str]]:
-    """How often "é" is written, and how many answers have which guarantee."""
-    decoder = patient(ReferenceDraft("aaa"), target, baseline_every=0, max_concurrent_streams=2)
+async def tell_whole_characters(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    """Ids come only with the text of a whole character."""
+    held_ids: tuple[int, ...] = ()
+    async for event in events:
+        if isinstance(event, TextDelta) and event.token_ids is not None:
+            held_ids += event.token_ids
+            if event.text in ("", "\ufffd"):
+                continue
+            event, held_ids = replace(event, token_ids=held_ids), ()  # noqa: PLW2901 - the same event
+        yield event
 
-    async def results() -> list[SpeculativeResult]:
-        found: list[SpeculativeResult] = []
-        for _ in range(NUM_ANSWERS):
-            target.num_calls = 0
-            found.append(await decoder.decode("tell", temperature=temperature))
-        return found
 
-    found = run_virtual(results())
+def shares(
+    fault: Fault, *, tells_halves: bool = True, temperature: float = 1.0, table: Table = draw_half_characters
+) -> tuple[float, Counter[str]]:
+    """How often "é" is written, and how many answers have which guarantee; each meets the fault anew."""
+
+    async def answer(seed: int) -> SpeculativeResult:
+        spoil = None if tells_halves else tell_whole_characters
+        target = Target(
+            table=table,
+            by_ids=True,
+            encode_size=1,
+            first_token_s=1.0,
+            row_s=0.0,
+            faults=[fault],
+            spoil=spoil,
+            seed=seed,
+        )  # the answer's first tokens come from rounds
+        decoder = patient(ReferenceDraft("aaa"), target, baseline_every=0, max_concurrent_streams=2)
+        result = await decoder.decode("tell", temperature=temperature)
+        assert all(call.sampling is not None and call.sampling.seed is None for call in target.sample_calls)
+        return result
+
+    async def answer_all() -> list[SpeculativeResult]:
+        return [await answer(seed) for seed in range(NUM_ANSWERS)]
+
+    found = run_virtual(answer_all())
     assert {result.content for result in found} <= {"a", "é"}
     return sum(result.content == "é" for result in found) / NUM_ANSWERS, Counter(result.guarantee for result in found)
 
@@ -356,14 +294,14 @@ def shares(target: HalfCharacters, temperature: float = 1.0) -> tuple[float, Cou
 @every_combination(lost=("sample_next", "stream_after"), num_failures=("1", "1000000"), num_good=("0", "1", "2"))
 def test_half_a_character_that_was_drawn_is_not_drawn_again(lost: str, num_failures: str, num_good: str) -> None:
     """Whichever call is lost, for once or for good: "é" is as likely as in the target, and all of it is exact."""
-    share, guarantees = shares(HalfCharacters(lost, int(num_good), num_failures=int(num_failures)))
+    share, guarantees = shares(Fault(lost, int(num_good), int(num_failures)))
     assert share == pytest.approx(0.5, abs=0.1)
     assert set(guarantees) == {"exact"}
 
 
 def test_half_a_character_whose_text_was_not_told_is_not_drawn_again() -> None:
     """The call that decodes it fails once."""
-    share, guarantees = shares(HalfCharacters("decode", 0, num_failures=1))
+    share, guarantees = shares(Fault("decode", 0, 1))
     assert share == pytest.approx(0.5, abs=0.1)
     assert set(guarantees) == {"exact"}
 
@@ -371,7 +309,7 @@ def test_half_a_character_whose_text_was_not_told_is_not_drawn_again() -> None:
 @pytest.mark.parametrize("lost", ["sample_next", "decode"])
 def test_where_half_a_character_must_be_drawn_again_the_answer_says_so(lost: str) -> None:
     """No call tells what follows it, or nothing tells its text: whole characters become likelier."""
-    share, guarantees = shares(HalfCharacters(lost, int(lost == "sample_next"), tells_halves=False))
+    share, guarantees = shares(Fault(lost, int(lost == "sample_next")), tells_halves=False)
     assert share < 0.35
     assert guarantees["lossy"] > 0.3 * NUM_ANSWERS
     assert set(guarantees) == {"exact", "lossy"}
@@ -379,6 +317,7 @@ def test_where_half_a_character_must_be_drawn_again_the_answer_says_so(lost: str
 
 def test_greedily_half_a_character_comes_again() -> None:
     """It is the same one."""
-    target = HalfCharacters("sample_next", 1, tells_halves=False)
-    target._next = lambda ids: {START_ID: 1, 1: 2}.get(ids[-1], END_ID)  # type: ignore[method-assign]
-    assert shares(target, temperature=0.0) == (1.0, Counter({"exact": NUM_ANSWERS}))
+    greedily = {(): b"\xc3", (b"\xc3",): b"\xa9"}
+    fault = Fault("sample_next", 1)
+    shown = shares(fault, tells_halves=False, temperature=0.0, table=lambda ids: {greedily.get(tuple(ids), b""): 1.0})
+    assert shown == (1.0, Counter({"exact": NUM_ANSWERS}))
