@@ -137,8 +137,7 @@ def test_an_answer_goes_on_after_its_prompt_and_not_without_it() -> None:
 def test_without_the_tokens_of_the_prompt_an_answer_goes_on_by_text(*, continue_prefix: bool) -> None:
     """Or, greedily, is written anew where the target cannot do that: never after something else than the prompt."""
     faults = [BREAKS, Fault("encode_chat")]
-    times = {"call_s": 0.02, "encode_chat_s": 1.0}
-    target = Target(bytewise(WORDS), continue_prefix=continue_prefix, faults=faults, **times)
+    target = Target(bytewise(WORDS), continue_prefix=continue_prefix, faults=faults, call_s=0.02, encode_chat_s=1.0)
     result = probed(TextDraft(WORDS), target)
     assert (result.content, result.guarantee) == (WORDS, "exact-text" if continue_prefix else "exact")
     assert [call.method for call in target.streams] == ["stream_chat", "stream"]
