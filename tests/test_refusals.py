@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support.targets import Fault, Target
 
 from llm_spec import (
-    ChatRequest,
     CircuitOpenError,
     Fallback,
     InvalidRequestError,
     RetryPolicy,
-    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
@@ -26,10 +23,10 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.contract.endpoint import Feature, SampledToken
+from llm_spec.contract.endpoint import Feature
 from llm_spec.contract.provider import Capabilities
 from llm_spec.testing import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.testing.simulated import SimulatedDraft
 
 TEXT = " ".join(f"word{i}" for i in range(30))
 ONCE = RetryPolicy(max_attempts=1, first_wait_s=0.0)
@@ -41,8 +38,8 @@ ERRORS = [
 ]
 
 
-class Choosy(SimulatedTarget):
-    """Refuses calls by token ids with `error`, from their `num_good`th piece on; chats with `plain_error`.
+class Choosy(Target):
+    """Refuses calls by token ids with `error`, streams from their `num_good`th piece on; chats with `plain_error`.
 
     `lost` are the features that it was told to have lost, which it has lost then.
     """
@@ -51,11 +48,19 @@ class Choosy(SimulatedTarget):
         self, error: Exception | None = None, *, num_good: int = 0, plain_error: Exception | None = None
     ) -> None:
         super().__init__(TEXT, first_token_s=0.1, token_s=0.02, by_ids=True)
-        self.error = error
-        self.num_good = num_good
-        self.plain_error = plain_error
-        self.num_chats = 0
         self.lost: list[Feature] = []
+        self.refuse(error, num_good)
+        if plain_error is not None:
+            self.faults.append(Fault("stream", how=plain_error))
+
+    def refuse(self, error: Exception | None, num_good: int = 0) -> None:
+        """From now on."""
+        places = {"stream_chat": num_good, "stream_after": num_good, "sample_next": 0}
+        self.faults = [] if error is None else [Fault(method, at=at, how=error) for method, at in places.items()]
+
+    @property
+    def num_chats(self) -> int:
+        return len(self.get_calls("stream"))
 
     async def discover(self, feature: Feature) -> None:
         """All of it is known."""
@@ -63,32 +68,6 @@ class Choosy(SimulatedTarget):
     def mark_feature_lost(self, feature: Feature) -> None:
         self.lost.append(feature)
         self.capabilities = Capabilities()
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        self.num_chats += 1
-        if self.plain_error is not None:
-            raise self.plain_error
-        async with super().stream(request) as events:
-            yield events
-
-    @asynccontextmanager
-    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream_chat(request) as events:
-            yield self._cut(events)
-
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        if self.error is not None:
-            raise self.error
-        return await super().sample_next(prefixes, sampling)
-
-    async def _cut(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-        index = 0
-        async for event in events:
-            if self.error is not None and index >= self.num_good:
-                raise self.error
-            index += 1
-            yield event
 
 
 def decoder_of(target: Choosy, strategy: Any = "race", **config: Any) -> SpeculativeDecoder:
@@ -216,7 +195,7 @@ def test_auto_leaves_what_does_not_work_any_more(*, forgets: bool, error: Except
     async def run() -> None:
         before = await answered(16)
         assert before["plain"] <= 2
-        target.error = error
+        target.refuse(error)
         after = await answered(80)
         assert after["plain"] >= 45
 
@@ -234,9 +213,9 @@ def test_what_works_again_is_taken_up_again() -> None:
 
     async def run() -> None:
         await strategies(16)
-        target.error = ERRORS[0]
+        target.refuse(ERRORS[0])
         await strategies(60)
-        target.error = None
+        target.refuse(None)
         await strategies(200)
         assert (await strategies(50))["plain"] <= 5
 

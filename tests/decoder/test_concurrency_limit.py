@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.failing_targets import CONTINUES, WORDS, Failing, plainly
+from support.targets import Target
 
 from llm_spec import (
     BreakerPolicy,
@@ -25,7 +25,6 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
-    StreamEvent,
     TargetError,
 )
 from llm_spec.contract.provider import Capabilities
@@ -199,18 +198,6 @@ async def num_free(limit: ConcurrencyLimit) -> int:
     raise AssertionError
 
 
-class SlowToClose(ScriptedProvider):
-    """Leaving one of its streams takes a while, as that of an encrypted connection."""
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream(request) as events:
-            try:
-                yield events
-            finally:
-                await asyncio.sleep(1.0)
-
-
 @pytest.mark.parametrize("deadline_s", [None, 90.0])
 @pytest.mark.parametrize("cancelled_at", [(2.0, 0.5), (2.0, 0.5, 0.25), (0.0, 0.0), (40.5, 0.1), (2.0, 3.0)])
 def test_a_request_that_is_cancelled_while_it_closes_gives_its_place_back(
@@ -220,7 +207,7 @@ def test_a_request_that_is_cancelled_while_it_closes_gives_its_place_back(
 
     async def check() -> None:
         limit = ConcurrencyLimit(1)
-        target = SlowToClose(WORDS, delay_piece_s=1.0)
+        target = Target(WORDS, call_s=1.0, close_s=1.0)
         before = asyncio.all_tasks()
         task = asyncio.create_task(plainly(target, limit=limit, deadline_s=deadline_s).decode("q"))
         for seconds in cancelled_at:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from llm_spec import ChatRequest, SpeculativeDecoder, StreamEvent, TargetError, TextDelta, Usage
+from llm_spec import ChatRequest, SpeculativeDecoder, TargetError, Usage
 from llm_spec.contract.response import complete_from_stream
 from llm_spec.decoder.feature_discovery import FeatureDiscovery
 from llm_spec.decoder.metered import MeteredTarget
@@ -20,28 +18,11 @@ from llm_spec.testing.simulated import SimulatedTarget
 REQUEST = ChatRequest.create("two words")
 
 
-class Failing(ScriptedProvider):
-    """Its streams open, and fail when they are read, after so many words."""
-
-    def __init__(self, num_words: int) -> None:
-        super().__init__("")
-        self._num_words = num_words
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # noqa: ARG002
-        async with aclosing(self._fail()) as events:
-            yield events
-
-    async def _fail(self) -> AsyncGenerator[StreamEvent]:
-        for _ in range(self._num_words):
-            yield TextDelta("word ")
-        raise TargetError("refused", status=500)
-
-
 @pytest.mark.parametrize(("num_words", "usage"), [(0, Usage()), (3, Usage(input_tokens=2, output_tokens=3))])
 async def test_a_stream_that_fails_counts_what_came(num_words: int, usage: Usage) -> None:
     """What came before the failure was paid for, with its input; where nothing came, nothing was."""
-    target, meter = Failing(num_words), TokenMeter(REQUEST)
+    target = ScriptedProvider("word " * num_words, fail_at={num_words: TargetError("refused", status=500)})
+    meter = TokenMeter(REQUEST)
     metered = MeteredTarget(target, meter, FeatureDiscovery(target))
     with pytest.raises(TargetError, match="refused"):
         await complete_from_stream(metered, REQUEST)

@@ -52,8 +52,8 @@ HELD_ELSEWHERE = {
 }
 
 
-def answer(situation: Situation) -> tuple[SpeculativeDecoder, SpeculativeResult]:
-    async def run() -> tuple[SpeculativeDecoder, SpeculativeResult]:
+def give_answers(situation: Situation) -> list[SpeculativeResult]:
+    async def run() -> list[SpeculativeResult]:
         times: dict[str, Any] = {"first_token_s": 0.4, "token_s": 0.02}
         target = (
             SimulatedHostedModel(situation.text, **times)
@@ -66,8 +66,7 @@ def answer(situation: Situation) -> tuple[SpeculativeDecoder, SpeculativeResult]
             draft = SimulatedDraft(text, max(situation.agreement, 0.0), 1)
         config = SpeculativeConfig(strategy=situation.strategy, **situation.config())
         decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
-        results = [await decoder.decode("tell", **situation.options) for _ in range(situation.num_answers)]
-        return decoder, results[-1]
+        return [await decoder.decode("tell", **situation.options) for _ in range(situation.num_answers)]
 
     return run_virtual(run())
 
@@ -80,7 +79,7 @@ def test_each_reason_has_a_situation() -> None:
 @pytest.mark.parametrize("reason", SITUATIONS)
 def test_the_reason_of_a_situation(reason: str) -> None:
     """The reason, in words that are in the summary."""
-    _, result = answer(SITUATIONS[reason])
+    *_, result = give_answers(SITUATIONS[reason])
     assert result.plain_reason == reason
     assert f"no speculation: {PLAIN_REASONS[reason]}" in result.summary()  # type: ignore[index]
 
@@ -91,11 +90,12 @@ def test_the_reason_of_a_situation(reason: str) -> None:
 @pytest.mark.parametrize("strategy", ["auto", "race", "probe"])
 def test_no_reason_claims_what_was_not_measured(strategy: str, text: str, agreement: float, num_answers: int) -> None:
     """That the target alone is faster has samples: calls or streams that verified a draft, or answers compared."""
-    decoder, result = answer(Situation(strategy=strategy, text=text, agreement=agreement, num_answers=num_answers))
-    stats = decoder._planner.pair_stats
-    is_measured = stats.streams.is_measured or stats.rows.is_measured or stats.draft_load.is_harmful
+    results = give_answers(Situation(strategy=strategy, text=text, agreement=agreement, num_answers=num_answers))
+    usages = [result.usage for result in results if result.usage is not None]
+    is_measured = any(usage.extra_input_tokens or usage.cancelled_output_tokens for usage in usages)
     if strategy == "auto":
-        is_measured = any(record.value_ratio.count for record in decoder._planner._strategy_records.values())
+        is_measured |= any(result.strategy != "plain" for result in results)
+    result = results[-1]
     assert is_measured or result.plain_reason != "not_worthwhile"
     assert is_measured or "measurements" not in result.summary()
 
@@ -103,5 +103,5 @@ def test_no_reason_claims_what_was_not_measured(strategy: str, text: str, agreem
 @pytest.mark.parametrize("strategy", ["predict", "judge", "auto"])
 def test_no_first_answer_of_a_hosted_model_claims_a_measurement(strategy: str) -> None:
     """Nothing was measured before it."""
-    _, result = answer(Situation(strategy=strategy, agreement=0.0, is_hosted=True))
+    *_, result = give_answers(Situation(strategy=strategy, agreement=0.0, is_hosted=True))
     assert result.plain_reason != "not_worthwhile"

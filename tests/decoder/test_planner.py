@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.targets import Fault, Target
 
 from llm_spec import (
     ReferenceDraft,
@@ -22,9 +22,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.errors import TransientError
-from llm_spec.contract.events import StreamEvent
 from llm_spec.contract.provider import Capabilities
-from llm_spec.contract.request import ChatRequest
 from llm_spec.decoder.choice import StrategyPlanner
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider
@@ -233,29 +231,14 @@ def test_a_strategy_that_always_meets_the_deadline_is_given_up() -> None:
 TEXT = " ".join(f"word{i}" for i in range(200))
 
 
-class Failing(SimulatedTarget):
-    """Raises `failures`, one a request, before it answers."""
-
-    def __init__(self, answer: str, failures: list[TransientError], **latency: Any) -> None:
-        super().__init__(answer, **latency)
-        self._failures = failures
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        if self._failures:
-            raise self._failures.pop()
-        async with super().stream(request) as events:
-            yield events
-
-
 @pytest.mark.parametrize("consumer_s", [0.0, 0.003, 1.0])
 @pytest.mark.parametrize("wait_s", [None, 50.0])
 def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float | None) -> None:
     """Neither what a consumer takes for each event nor the wait before another attempt counts as the target's time."""
 
     async def run() -> SpeculativeResult:
-        failures = [] if wait_s is None else [TransientError("busy", retry_after_s=wait_s)]
-        target = Failing(TEXT, failures, first_token_s=0.4, token_s=0.02)
+        busy = Fault("stream", count=1, how=TransientError("busy", retry_after_s=wait_s))
+        target = Target(TEXT, faults=[] if wait_s is None else [busy], first_token_s=0.4, token_s=0.02)
         decoder = SpeculativeDecoder(target=target, draft=SimulatedDraft(TEXT, 0.9, 1))
         for _ in range(2):
             async with decoder.stream("tell") as events:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from support.failing_targets import CONTINUES, Failing
 
 from llm_spec import (
     Budget,
-    ChatRequest,
     ConfigError,
     Price,
     ReferenceDraft,
@@ -307,27 +306,13 @@ def test_what_a_cancelled_answer_took_counts() -> None:
     assert budget.spent_tokens == 3 + 7
 
 
-class Breaking(ScriptedProvider):
-    """Its first call breaks off before the piece of that number; it goes on from a prefix."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__(WORDS, name="a:t", capabilities=Capabilities(continue_prefix=True))
-        self._at = at
-
-    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        is_first, index = len(self.requests) == 1, 0
-        async for event in super()._play_script(request):
-            if is_first and index == self._at:
-                raise TransientError("the connection broke")
-            index += 1
-            yield event
-
-
 @pytest.mark.parametrize("at", [0, 1, 30, 39, 40])
 def test_all_parts_of_a_broken_answer_count(at: int) -> None:
     """The prompt was read twice where the first call had begun to answer; the usage is the sum of both."""
     budget = Budget(max_tokens=10_000)
-    result = run_virtual(plain(Breaking(at), budget=budget, prices={"t": DEAR}).decode("one two three"))
+    failure = (at, TransientError("the connection broke"))
+    target = Failing(failure, script=WORDS, name="a:t", capabilities=CONTINUES)
+    result = run_virtual(plain(target, budget=budget, prices={"t": DEAR}).decode("one two three"))
     assert result.content == WORDS
     usage = result.usage
     assert usage is not None

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from support.balancer import SESSION_HEADER, Balancer, balanced
-from support.probe_targets import Patient
+from support.probing import make_patient
 from support.serving import ask, serving
 
 from llm_spec import (
@@ -57,7 +57,7 @@ async def decoding(
     config = SpeculativeConfig(**{"session_header": SESSION_HEADER, **options})
     try:
         async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
-            decoder._planner.pair_stats = Patient()
+            make_patient(decoder)
             yield decoder
     finally:
         await target.aclose()

@@ -169,11 +169,12 @@ def test_it_is_tried_once() -> None:
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_server_that_cannot_answer_now_is_tried_again(at: int) -> None:
     """Nothing was found out."""
-    provider = ScriptedProvider(WEEK, capabilities=CONTINUES, fail_at={at: TransientError("busy", status=503)})
+    failures: dict[int, Exception] = {at: TransientError("busy", status=503)}
+    provider = ScriptedProvider(WEEK, capabilities=CONTINUES, fail_at=failures)
     trial = ContinuationTest(provider.name, provider.stream)
     with pytest.raises(TransientError, match="busy"):
         run_virtual(trial.can_continue())
-    provider._fail_at = {}
+    failures.clear()
     assert run_virtual(trial.can_continue())
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.message_answers import answer, answer_plain, ask, learn_worth, message, opened, speculate
 from support.message_server import DRAWN, MessageServer, call
 from support.planted_faults import planted
-from support.probe_targets import TextDraft
+from support.probing import TextDraft
 
 from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, UnsupportedError
 from llm_spec.contract.draft import DraftPiece

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from support.llama_wire import EOS_ID, LlamaServer
-from support.probe_targets import patient
+from support.probing import patient
 
 from llm_spec import ChatRequest, ReferenceDraft, Sampling, TextDelta
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint

@@ -16,7 +16,7 @@ from llm_spec_http.messages import _has_broken_call
 from support.message_answers import answer, answer_plain, ask, learn_worth, message, opened, speculate
 from support.message_server import DRAWN, END, MessageServer, call
 from support.planted_faults import planted
-from support.probe_targets import Patient
+from support.probing import Patient
 
 from llm_spec import (
     ChatRequest,

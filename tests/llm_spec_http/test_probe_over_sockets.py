@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
-from support.probe_targets import patient
+from support.probing import patient
 
 from llm_spec import (
     ChatRequest,

@@ -109,7 +109,7 @@ async def test_a_connection_is_used_again(wire: Wire, end_s: float) -> None:
         assert (await answered(provider)).content == "x"
         await asyncio.sleep(0.01)
     await provider.aclose()
-    assert len(wire.connections) == 1
+    assert len(set(wire.peers)) == 1
 
 
 async def test_a_body_without_an_end_holds_up_nobody(wire: Wire) -> None:
@@ -120,7 +120,7 @@ async def test_a_body_without_an_end_holds_up_nobody(wire: Wire) -> None:
         for _ in range(2):
             assert (await answered(provider)).content == "x"
     await provider.aclose()
-    assert len(wire.connections) == 2
+    assert len(set(wire.peers)) == 2
 
 
 async def test_all_of_one_chunk(wire: Wire) -> None:
@@ -395,6 +395,7 @@ async def test_dropped_connection(wire: Wire) -> None:
 async def test_refusals(wire: Wire, status: int, kind: type[Exception], words: str) -> None:
     """Each is one line naming provider, model and what to do; a key that the server repeats is not in it."""
     wire.status, wire.error = status, {"error": {"message": f"context is too long\nfor {KEY}"}}
+    wire.error_headers = {"Location": f"{wire.url}/elsewhere"}
     with pytest.raises(kind, match=words) as caught:
         await events_of(wire)
     assert "generic:tiny" in str(caught.value)

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 from llm_spec_openai import client
-from support.openai_wire import OpenAIWire
-from support.wire import served
+from support.wire import Wire, served
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +20,9 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def wire() -> AsyncIterator[OpenAIWire]:
+async def wire() -> AsyncIterator[Wire]:
     """A server for one test."""
-    wire = OpenAIWire()
+    wire = Wire()
     async with served("/{path:.*}", wire.answer) as root:
         wire.url = f"{root}/v1"
         yield wire

@@ -12,8 +12,8 @@ import pytest
 from llm_spec_openai import OpenAIProvider, client
 from llm_spec_openai.failures import ModelAddress, convert_sdk_error_to_library
 from openai import APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
-from support.openai_wire import KEY, QUESTION, OpenAIWire, provider_of
-from support.wire import chunk, text_chunks
+from support.openai_wire import KEY, QUESTION, provider_of
+from support.wire import Wire, chunk, text_chunks
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 from llm_spec.kit.server_addresses import ServerAddress
@@ -46,9 +46,10 @@ async def failure_from(provider: OpenAIProvider) -> LlmSpecError:
         (307, TargetError, "answered 307"),
     ],
 )
-async def test_refusals(wire: OpenAIWire, status: int, kind: type[Exception], words: str) -> None:
+async def test_refusals(wire: Wire, status: int, kind: type[Exception], words: str) -> None:
     """Each is one line naming provider, model, address and what to do, after one request to one address."""
     wire.status, wire.error = status, {"error": {"message": "context\nis too long", "type": "x", "code": None}}
+    wire.error_headers = {"Location": f"{wire.url}/elsewhere"}
     error = await failure_from(provider_of(wire))
     assert type(error) is kind
     for part in ("openai:gpt-4.1", wire.url, words):
@@ -57,7 +58,7 @@ async def test_refusals(wire: OpenAIWire, status: int, kind: type[Exception], wo
     assert len(wire.bodies) == 1
 
 
-async def test_azures_key_is_called_by_its_name(wire: OpenAIWire) -> None:
+async def test_azures_key_is_called_by_its_name(wire: Wire) -> None:
     """The advice is for the variable that Azure's clients read."""
     wire.status, wire.error = 401, {"error": {"message": "no", "code": "401"}}
     provider = OpenAIProvider.on_azure("mine", endpoint=wire.url, api_key=KEY, api_version="1")
@@ -65,7 +66,7 @@ async def test_azures_key_is_called_by_its_name(wire: OpenAIWire) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 290])
-async def test_the_key_is_nowhere(wire: OpenAIWire, caplog: pytest.LogCaptureFixture, padding: int) -> None:
+async def test_the_key_is_nowhere(wire: Wire, caplog: pytest.LogCaptureFixture, padding: int) -> None:
     """A key that the server repeats is in no message, traceback or log, not even the half of it that fits a quote."""
     caplog.set_level(logging.DEBUG)
     wire.status, wire.error = 401, {"error": {"message": f"{'x' * padding}{KEY} is wrong"}}
@@ -79,7 +80,7 @@ async def test_the_key_is_nowhere(wire: OpenAIWire, caplog: pytest.LogCaptureFix
     ("headers", "wanted"),
     [({"Retry-After": "7"}, 7.0), ({"retry-after-ms": "1500", "Retry-After": "7"}, 1.5), ({}, None)],
 )
-async def test_retry_after(wire: OpenAIWire, headers: dict[str, str], wanted: float | None) -> None:
+async def test_retry_after(wire: Wire, headers: dict[str, str], wanted: float | None) -> None:
     """What the server asks to wait is reported, not waited for."""
     wire.status, wire.error, wire.error_headers = 429, {"error": {"message": "slower"}}, headers
     error = await failure_from(provider_of(wire))
@@ -87,7 +88,7 @@ async def test_retry_after(wire: OpenAIWire, headers: dict[str, str], wanted: fl
     assert error.retry_after_s == wanted
 
 
-async def test_a_server_that_says_whether_to_ask_again(wire: OpenAIWire) -> None:
+async def test_a_server_that_says_whether_to_ask_again(wire: Wire) -> None:
     """`x-should-retry` counts for more than the status, and still no request is repeated here."""
     wire.status, wire.error, wire.error_headers = 429, {"error": {"message": "no credit"}}, {"x-should-retry": "false"}
     assert type(await failure_from(provider_of(wire))) is TargetError
@@ -97,7 +98,7 @@ async def test_a_server_that_says_whether_to_ask_again(wire: OpenAIWire) -> None
 
 
 @pytest.mark.parametrize("error", [None, "overloaded", [1], {"detail": "overloaded"}, {"error": "overloaded"}])
-async def test_refusals_of_other_forms(wire: OpenAIWire, error: object) -> None:
+async def test_refusals_of_other_forms(wire: Wire, error: object) -> None:
     """Whatever JSON a gateway puts beside a status, it is a line and not a crash."""
     wire.status, wire.error = 503, error
     told = await failure_from(provider_of(wire))
@@ -112,7 +113,7 @@ async def test_nobody_there(transport: str) -> None:
     assert "cannot be reached; check the address (Connect" in str(error), transport
 
 
-async def test_silence_before_the_answer(wire: OpenAIWire, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_before_the_answer(wire: Wire, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that says nothing for too long is given up, after one request."""
     monkeypatch.setattr(client, "_TIMEOUT", SHORT)
     wire.is_silent = True
@@ -122,7 +123,7 @@ async def test_silence_before_the_answer(wire: OpenAIWire, transport: str, monke
     assert len(wire.bodies) == 1
 
 
-async def test_silence_in_the_answer(wire: OpenAIWire, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_in_the_answer(wire: Wire, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is for every piece, and what had come before it stays known."""
     monkeypatch.setattr(client, "_TIMEOUT", SHORT)
     wire.frames, wire.pause_s = text_chunks(*"abcd"), 0.08
@@ -136,7 +137,7 @@ async def test_silence_in_the_answer(wire: OpenAIWire, transport: str, monkeypat
     assert len(wire.bodies) == 2
 
 
-async def test_dropped_connection(wire: OpenAIWire, transport: str) -> None:
+async def test_dropped_connection(wire: Wire, transport: str) -> None:
     """A connection that breaks in the middle is an error with the text so far, and no timeout as the SDK calls it."""
     wire.frames, wire.drop = [chunk({"content": "half"})], True
     error = await failure_from(provider_of(wire))
@@ -148,7 +149,7 @@ async def test_dropped_connection(wire: OpenAIWire, transport: str) -> None:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_refusal_without_its_text(
-    wire: OpenAIWire, transport: str, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+    wire: Wire, transport: str, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
     """A refusal whose text never comes is given up as well, and its connection closed, whoever gives it up."""
     monkeypatch.setattr(client, "_TIMEOUT", SHORT)
@@ -161,11 +162,11 @@ async def test_refusal_without_its_text(
     (outcome,) = await asyncio.gather(asking, return_exceptions=True)
     assert isinstance(outcome, asyncio.CancelledError if is_cancelled else TransientError)
     await wire.until_idle()
-    assert wire.num_asking == 0, transport
+    assert wire.num_open == 0, transport
     await provider.aclose()
 
 
-async def test_a_given_client_is_not_repeated_either(wire: OpenAIWire) -> None:
+async def test_a_given_client_is_not_repeated_either(wire: Wire) -> None:
     """Retries that the owner of a client set are not ours."""
     wire.status, wire.error = 500, {}
     async with AsyncOpenAI(
@@ -175,7 +176,7 @@ async def test_a_given_client_is_not_repeated_either(wire: OpenAIWire) -> None:
     assert len(wire.bodies) == 1
 
 
-async def test_a_failure_is_not_the_end(wire: OpenAIWire, transport: str) -> None:
+async def test_a_failure_is_not_the_end(wire: Wire, transport: str) -> None:
     """A provider answers again when its server does."""
     wire.frames, wire.drop = [chunk({"content": "half"})], True
     provider = provider_of(wire)

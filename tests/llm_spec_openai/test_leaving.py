@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from llm_spec_openai import OpenAIProvider
 from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
-from support.openai_wire import KEY, QUESTION, OpenAIWire
-from support.wire import text_chunks
+from support.openai_wire import KEY, QUESTION
+from support.wire import Wire, text_chunks
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder
 
@@ -35,7 +35,7 @@ CLIENTS = {"aiohttp": DefaultAioHttpClient, "httpx2": DefaultAsyncHttpxClient}
         ("deadline", "mid-stream"),
     ],
 )
-async def test_going_away_closes_the_connection(wire: OpenAIWire, transport: str, how: str, moment: str) -> None:
+async def test_going_away_closes_the_connection(wire: Wire, transport: str, how: str, moment: str) -> None:
     """The server sees it at once, whoever goes, however, and whenever: no timer stands between the two."""
     wire.frames = text_chunks(*["x"] * 1000)
     wire.is_silent, wire.pause_s = moment == "no status", 0.01 if moment == "mid-stream" else 60.0
@@ -45,13 +45,13 @@ async def test_going_away_closes_the_connection(wire: OpenAIWire, transport: str
     assert len(wire.bodies) == 1
 
 
-async def leave(wire: OpenAIWire, provider: OpenAIProvider, how: str, moment: str) -> float:
+async def leave(wire: Wire, provider: OpenAIProvider, how: str, moment: str) -> float:
     """Go away; the seconds that the server took to see it."""
     loop = asyncio.get_running_loop()
     started, gone = loop.time(), loop.create_future()
     listening = asyncio.create_task(listen(provider, how, moment, lambda: gone.set_result(loop.time())))
     if how == "cancelled":
-        while not wire.num_asking or (moment == "mid-stream" and loop.time() < started + 0.05):  # noqa: ASYNC110 - the server sets no events here
+        while not wire.num_open or (moment == "mid-stream" and loop.time() < started + 0.05):  # noqa: ASYNC110 - the server sets no events here
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.02)
         gone.set_result(loop.time())
@@ -61,8 +61,8 @@ async def leave(wire: OpenAIWire, provider: OpenAIProvider, how: str, moment: st
     (outcome,) = await asyncio.gather(listening, return_exceptions=True)
     assert isinstance(outcome, asyncio.CancelledError) == (how == "cancelled")
     await wire.until_idle()
-    assert wire.num_asking == 0
-    return wire.ended_at - await gone
+    assert wire.num_open == 0
+    return wire.closed_at - await gone
 
 
 async def listen(provider: OpenAIProvider, how: str, moment: str, going: Callable[[], None]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.failing_targets import CONTINUES, Failing
+from support.targets import Target
 
 from llm_spec import (
     ChatRequest,
@@ -108,35 +110,18 @@ async def test_the_thread_of_a_local_model_ends_while_the_consumer_sleeps() -> N
 def test_an_answer_that_is_complete_is_not_ended_by_the_deadline() -> None:
     """Closing may take longer."""
 
-    class SlowToClose(ScriptedProvider):
-        async def _play_script(self, request: ChatRequest) -> AsyncGenerator[Any]:
-            try:
-                async for event in super()._play_script(request):
-                    yield event
-            finally:
-                await asyncio.sleep(5.0)
-
-    decoder = SpeculativeDecoder(
-        target=SlowToClose("one two", delay_piece_s=0.4), draft=None, config=SpeculativeConfig(deadline_s=1.0)
-    )
+    target = Target("one two", token_s=0.4, close_s=5.0)
+    decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(deadline_s=1.0))
     result = run_virtual(decoder.decode("q"))
-    assert (result.content, result.finish_reason, result.stopped_by) == ("one two", "stop", None)
+    assert (result.content, result.finish_reason, result.stopped_by) == ("one two", "stop", "eos")
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 39), max_size=3), st.sampled_from([0.0, 1.0]))
 def test_an_answer_goes_on_from_what_the_consumer_got(breaks: list[int], pause_s: float) -> None:
     """Nothing is read ahead of it: where a stream breaks nothing is lost, and nothing comes twice."""
-    failures = iter(breaks)
-
-    class Breaking(ScriptedProvider):
-        async def _play_script(self, request: ChatRequest) -> AsyncGenerator[Any]:
-            self._fail_at = {at: TransientError("it broke") for at in [next(failures, None)] if at is not None}
-            async with aclosing(super()._play_script(request)) as events:
-                async for event in events:
-                    yield event
-
-    target = Breaking(WORDS, capabilities=Capabilities(continue_prefix=True), delay_piece_s=0.1)
+    failures = [(at, TransientError("it broke")) for at in breaks]
+    target = Failing(*failures, script=WORDS, capabilities=CONTINUES, delay_piece_s=0.1)
     config = SpeculativeConfig(deadline_s=1000.0, retry=RetryPolicy(max_attempts=9, first_wait_s=0.0))
     assert (
         run_virtual(result_of(SpeculativeDecoder(target=target, draft=None, config=config), pause_s)).content == WORDS

@@ -19,7 +19,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import MODELS
 from peers.slow_relay import open_slow_relay
 from scipy.stats import chi2_contingency
-from support.probe_targets import Patient
+from support.probing import make_patient
 
 from llm_spec import (
     ChatRequest,
@@ -155,7 +155,7 @@ async def test_rows_that_overtake_streams_write_the_servers_own_text(
                 await discover_needs(slow_target, strategy)
                 config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4, baseline_every=0)
                 decoder = SpeculativeDecoder(target=slow_target, draft=draft, config=config)
-                decoder._planner.pair_stats = Patient()  # whether rows pay depends on the machine
+                make_patient(decoder)  # whether rows pay depends on the machine
                 results = [await answer(decoder, messages) for messages in PROMPTS]
             finally:
                 await slow_target.aclose()
@@ -241,7 +241,7 @@ async def sampled(
     if strategy == "race":
         decoder._planner.pair_stats.streams.num_extra = 3
     else:
-        decoder._planner.pair_stats = Patient()
+        make_patient(decoder)
     counts, accepted = Counter[str](), 0
     slots = asyncio.Semaphore(2)
 

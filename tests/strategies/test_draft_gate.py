@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
+from support.strategy_runs import run_strategy
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, StreamEvent
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
@@ -16,7 +17,9 @@ from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.measure.load_stats import DraftLoadStats
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.strategies.draft_gate import DraftGate
+from llm_spec.strategies.race import race
 from llm_spec.strategies.race.schedule import LossBudget
+from llm_spec.strategies.rows import probe
 from llm_spec.testing import TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
@@ -132,21 +135,15 @@ def test_a_draft_that_pays_writes_on(slowdown: float) -> None:
     assert min(answer.ratio for answer in answers[1:]) > 1.5
 
 
-@pytest.mark.parametrize(("strategy", "streams"), [("race", 1), ("probe", 4)])
-def test_how_long_the_draft_took_is_kept_for_the_next_answers(strategy: str, streams: int) -> None:
+@pytest.mark.parametrize(("prepare", "streams"), [(race.prepare_or_refuse, 1), (probe.prepare_or_refuse, 4)])
+def test_how_long_the_draft_took_is_kept_for_the_next_answers(prepare: Any, streams: int) -> None:
     """Until its first piece, its prompt included, and for each token then."""
-
-    async def check() -> None:
-        draft = SimulatedDraft(WORDS, 0.9, 1, first_token_s=0.3, token_s=DRAFT_S)
-        target = SimulatedTarget(WORDS, first_token_s=0.1, token_s=STEP_S, row_s=0.0, by_ids=True)
-        config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=streams, baseline_every=0)
-        async with SpeculativeDecoder(target=target, draft=draft, config=config) as decoder:
-            await decoder.decode("Go on.", temperature=0)
-            load = decoder._planner.pair_stats.draft_load
-            assert load.first_piece_s == pytest.approx(0.3)
-            assert load.draft_token_s == pytest.approx(DRAFT_S)
-
-    run_virtual(check())
+    draft = SimulatedDraft(WORDS, 0.9, 1, first_token_s=0.3, token_s=DRAFT_S)
+    target = SimulatedTarget(WORDS, first_token_s=0.1, token_s=STEP_S, row_s=0.0, by_ids=True)
+    request, stats = ChatRequest.create("Go on.", temperature=0), PairStats()
+    run_virtual(run_strategy(prepare, draft, target, request, stats, max_concurrent_streams=streams))
+    assert stats.draft_load.first_piece_s == pytest.approx(0.3)
+    assert stats.draft_load.draft_token_s == pytest.approx(DRAFT_S)
 
 
 @pytest.mark.parametrize(("strategy", "streams"), [("race", 4), ("probe", 4)])

@@ -12,7 +12,7 @@ from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, Speculative
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder.choice import _StrategyPerformance
 from support.message_server import MessageServer, serving_messages
-from support.probe_targets import Patient
+from support.probing import make_patient
 
 __all__ = ["TOOLS", "answer", "answer_plain", "ask", "learn_worth", "message", "opened", "speculate"]
 
@@ -68,5 +68,5 @@ def learn_worth(decoder: SpeculativeDecoder, value_ratio: float) -> None:
 
 def speculate(target: HttpProvider, strategy: str, draft: DraftProvider) -> SpeculativeDecoder:
     decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=strategy))
-    decoder._planner.pair_stats = Patient()
+    make_patient(decoder)
     return decoder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from support.wire import served
+from support.wire import Wire, served
 
 __all__ = ["PROSE", "MessagesWire", "answer_frames", "begin", "end", "frame", "text_frames"]
 
@@ -67,59 +66,20 @@ def play_model(body: Mapping[str, Any]) -> list[bytes]:
     return [*begin(), *text_frames(*shown), *end(reason, output_tokens=len(shown))]
 
 
-class MessagesWire:
-    """The server: what it was asked, what it answers, and how many requests are still being answered."""
+class MessagesWire(Wire):
+    """`Wire` as Anthropic's server: it counts tokens, and a small model answers where the test gives no frames."""
 
     def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.peers: list[Any] = []  # the connection that each request came over
-        self.frames: list[bytes] | None = None  # None: a small model answers
-        self.status = 200
-        self.error: Any = None
-        self.error_headers: dict[str, str] = {}
-        self.wait_s = 0.0  # before the answer begins
-        self.pause_s = 0.0  # before each frame
-        self.linger_s = 0.0  # behind the last one
-        self.drop = False  # the connection, behind the last frame
-        self.num_open = 0
-        self.closed_at = 0.0  # when the last answer ended, whoever ended it, by the loop's clock
-        self.url = ""
+        super().__init__()
+        self.frames = None
 
-    async def count(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.json())
-        self.headers.append(dict(request.headers))
-        if self.status != 200:
-            return web.json_response(self.error, status=self.status)
-        return web.json_response({"input_tokens": 2095})
+    def write_answer(self, body: Mapping[str, Any]) -> list[bytes]:
+        return play_model(body)
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if request.path.endswith("/count_tokens"):
-            return await self.count(request)
-        body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(dict(request.headers))
-        self.peers.append(request.transport and request.transport.get_extra_info("peername"))
-        self.num_open += 1
-        try:
-            await asyncio.sleep(self.wait_s)
-            if self.status != 200:
-                return web.json_response(self.error, status=self.status, headers=self.error_headers)
-            return await self._write(request, play_model(body) if self.frames is None else self.frames)
-        finally:
-            self.num_open -= 1
-            self.closed_at = asyncio.get_running_loop().time()
-
-    async def _write(self, request: web.Request, frames: list[bytes]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        for data in frames:
-            await asyncio.sleep(self.pause_s)
-            await response.write(data)
-        await asyncio.sleep(self.linger_s)
-        if self.drop and request.transport is not None:
-            request.transport.abort()
-        return response
+            return web.json_response({"input_tokens": 2095})
+        return await self._write(request, body)
 
 
 @asynccontextmanager

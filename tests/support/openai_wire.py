@@ -1,11 +1,8 @@
-"""What the tests of `llm_spec_openai` share: a server that can be slower and ruder than `Wire`, and ways to it."""
+"""What the tests of `llm_spec_openai` share: ways to a `Wire`."""
 
 from __future__ import annotations
 
-import asyncio
-
 import httpx2
-from aiohttp import web
 from llm_spec_openai import OpenAIProvider
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
@@ -16,47 +13,7 @@ from support.wire import Wire
 KEY = "sk-very-secret"
 QUESTION = ChatRequest.create("question")
 
-__all__ = ["KEY", "QUESTION", "OpenAIWire", "events_of", "openai_itself", "provider_of"]
-
-
-class OpenAIWire(Wire):
-    """`Wire` with the paths it was asked, headers beside a refusal, silence, and when its last answer ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: list[str] = []
-        self.peers: set[object] = set()  # the connections that requests came by
-        self.error_headers: dict[str, str] = {}
-        self.is_silent = False  # not even a status comes
-        self.cuts_refusal = False  # a status comes, but not the text of the refusal
-        self.num_asking = 0
-        self.ended_at = 0.0  # of the loop's clock
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.paths.append(request.path_qs)
-        self.peers.add(request.transport and request.transport.get_extra_info("peername"))
-        self.num_asking += 1
-        try:
-            if self.is_silent:
-                self.bodies.append(await request.json())
-                await asyncio.Event().wait()  # until the client leaves
-            if self.cuts_refusal:
-                response = web.StreamResponse(status=self.status)
-                await response.prepare(request)
-                await asyncio.Event().wait()
-            answer = await super().answer(request)
-            if self.status != 200:
-                answer.headers.update(self.error_headers)
-            return answer
-        finally:
-            self.num_asking -= 1
-            self.ended_at = asyncio.get_running_loop().time()
-
-    async def until_idle(self) -> None:
-        """Wait, at most two seconds, until nothing is being answered any more."""
-        give_up_at = asyncio.get_running_loop().time() + 2
-        while self.num_asking and asyncio.get_running_loop().time() < give_up_at:  # noqa: ASYNC110 - for tests to poll
-            await asyncio.sleep(0.002)
+__all__ = ["KEY", "QUESTION", "events_of", "openai_itself", "provider_of"]
 
 
 class Detour(httpx2.AsyncHTTPTransport):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,49 +25,76 @@ def text_chunks(*texts: str, finish: str = "stop") -> list[bytes]:
 
 
 class Wire:
-    """The server: what it was asked, what it answers, and how many answers are still being written."""
+    """The server: what it was asked, what it answers, and how many requests are still being answered."""
 
     def __init__(self) -> None:
+        self.paths: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.frames: list[bytes] = []
+        self.peers: list[object] = []  # the connection that each request came by
+        self.frames: list[bytes] | None = []  # None: what `write_answer` gives
         self.whole: Any = None  # for who asks for no stream
+        self.wait_s = 0.0  # before the answer begins
         self.pause_s = 0.0  # before each frame
         self.end_s = 0.0  # before the body's end
-        self.connections: set[object] = set()
         self.status = 200
         self.error: Any = None
+        self.error_headers: dict[str, str] = {}
+        self.is_silent = False  # not even a status comes
+        self.cuts_refusal = False  # a status comes, but not the text of the refusal
         self.drop = False  # the connection, behind the last frame
         self.num_open = 0
+        self.closed_at = 0.0  # when the last answer ended, whoever ended it, by the loop's clock
         self.was_asked, self.was_left = asyncio.Event(), asyncio.Event()  # for a whole answer
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path_qs)
         self.bodies.append(await request.json())
-        if request.transport is not None:
-            self.connections.add(request.transport.get_extra_info("peername"))
         self.headers.append(dict(request.headers))
-        if self.status != 200:
-            elsewhere = {"Location": f"{self.url}/elsewhere"} if 300 <= self.status < 400 else {}
-            return web.json_response(self.error, status=self.status, headers=elsewhere)
-        if not self.bodies[-1].get("stream"):
-            return await self._answer_whole(request)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        self.peers.append(request.transport and request.transport.get_extra_info("peername"))
         self.num_open += 1
         try:
-            for frame in self.frames:
-                await asyncio.sleep(self.pause_s)
-                await response.write(frame)
-            await asyncio.sleep(self.end_s)
-            if self.drop and request.transport is not None:
-                request.transport.abort()
+            await (asyncio.Event().wait() if self.is_silent else asyncio.sleep(self.wait_s))
+            if self.status != 200:
+                return await self._refuse(request)
+            return await self._answer(request, self.bodies[-1])
         finally:
             self.num_open -= 1
+            self.closed_at = asyncio.get_running_loop().time()
+
+    def write_answer(self, body: Mapping[str, Any]) -> list[bytes]:
+        """The frames of an answer of which the test says nothing."""
+        raise NotImplementedError
+
+    async def until_idle(self) -> None:
+        """Wait, at most two seconds, until nothing is being answered any more."""
+        give_up_at = asyncio.get_running_loop().time() + 2
+        while self.num_open and asyncio.get_running_loop().time() < give_up_at:  # noqa: ASYNC110 - for tests to poll
+            await asyncio.sleep(0.002)
+
+    async def _refuse(self, request: web.Request) -> web.StreamResponse:
+        if self.cuts_refusal:
+            response = web.StreamResponse(status=self.status)
+            await response.prepare(request)
+            await asyncio.Event().wait()
+        return web.json_response(self.error, status=self.status, headers=self.error_headers)
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await (self._write(request, body) if body.get("stream") else self._answer_whole(request))
+
+    async def _write(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for frame in self.write_answer(body) if self.frames is None else self.frames:
+            await asyncio.sleep(self.pause_s)
+            await response.write(frame)
+        await asyncio.sleep(self.end_s)
+        if self.drop and request.transport is not None:
+            request.transport.abort()
         return response
 
     async def _answer_whole(self, request: web.Request) -> web.StreamResponse:
-        self.num_open += 1
         self.was_asked.set()
         try:
             await asyncio.sleep(self.pause_s)
@@ -82,8 +109,6 @@ class Wire:
         except asyncio.CancelledError:
             self.was_left.set()
             raise
-        finally:
-            self.num_open -= 1
 
 
 @asynccontextmanager

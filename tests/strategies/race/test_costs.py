@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.draft_checks import ItemDraft
-from support.race_targets import CODE, DRAFTS, SLOW, WORDS, Target, racing, read, request_of
+from support.racing import CODE, DRAFTS, SLOW, WORDS, racing, read, request_of
+from support.targets import Target
 
-from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta, Usage
+from llm_spec import ChatRequest, Finish, Round, SpeculativeConfig, SpeculativeDecoder, StreamEvent
 from llm_spec.contract.events import TargetStreamReport
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.testing.simulated import SimulatedDraft
 
 # ------------------------------------------------------------------------------------------ costs
 
@@ -46,18 +45,14 @@ def test_a_target_that_answers_at_once_asks_the_draft_for_no_more_than_a_server_
 def test_the_first_answer_tells_plain_by_the_tokens_that_the_server_counts(*, counts: bool) -> None:
     """Two tokens of text without a space between them come in one piece, and look like one."""
 
-    class Pairs(Target):
-        @asynccontextmanager
-        async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # noqa: ARG002
-            yield self._pairs()
+    async def without_usage(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            yield event if counts or not isinstance(event, Finish) else replace(event, usage=None)
 
-        async def _pairs(self) -> AsyncGenerator[StreamEvent]:
-            for _ in range(40):
-                await asyncio.sleep(0.1)
-                yield TextDelta("ab ")
-            yield Finish("stop", Usage(output_tokens=80) if counts else None)
-
-    result = run_virtual(racing(ItemDraft("x"), Pairs("")).decode("tell"))
+    pairs = Target(
+        [b"a", b"b "] * 40, by_ids=False, continue_prefix=True, tokens_per_event=2, token_s=0.05, spoil=without_usage
+    )
+    result = run_virtual(racing(ItemDraft("x"), pairs).decode("tell"))
     assert result.plain_s == pytest.approx(4.0, rel=0.05)
 
 
@@ -124,8 +119,8 @@ def test_usage_is_what_the_target_was_asked_for(agreement: float, num_streams: i
         raced = await read(racing(draft, target, max_concurrent_streams=num_streams), request_of())
         usage, num_answer = raced.usage, len(split_into_pieces(WORDS))
         assert usage.output_tokens == num_answer + usage.cancelled_output_tokens
-        assert 0 <= target.num_generated_tokens - usage.output_tokens <= target.num_calls
-        assert (usage.extra_input_tokens > 0) == (target.num_calls > 1)
+        assert 0 <= target.num_output_tokens - usage.output_tokens <= len(target.streams)
+        assert (usage.extra_input_tokens > 0) == (len(target.streams) > 1)
 
     run_virtual(check())
 
@@ -137,7 +132,7 @@ def test_usage_where_a_stop_string_ends_the_answer(agreement: float, size: int, 
     """What was written behind it is wasted, and no round tells of it."""
 
     async def check() -> None:
-        target = Target(WORDS, by_ids=by_ids, tokens_per_frame=size, **SLOW)
+        target = Target(WORDS, by_ids=by_ids, tokens_per_event=size, **SLOW)
         draft = SimulatedDraft(WORDS, agreement, 5, token_s=0.002)
         raced = await read(racing(draft, target), request_of(stop=["word90"]))
         usage, num_answer = raced.usage, len(split_into_pieces(raced.text))
@@ -145,7 +140,7 @@ def test_usage_where_a_stop_string_ends_the_answer(agreement: float, size: int, 
         own = usage.output_tokens - usage.cancelled_output_tokens
         assert num_answer <= own <= num_answer + size  # it is known by the piece of the stream
         assert own < usage.output_tokens or agreement < 1.0
-        assert 0 <= target.num_generated_tokens - usage.output_tokens <= size * target.num_calls
+        assert 0 <= target.num_output_tokens - usage.output_tokens <= size * len(target.streams)
         assert sum(e.num_emitted_tokens for e in raced.events if isinstance(e, Round)) <= own
 
     run_virtual(check())
@@ -159,7 +154,7 @@ def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size:
     async def check() -> None:
         pieces = split_into_pieces(WORDS)
         for max_tokens in (5, 50, 51, 64, 100):
-            target = Target(WORDS, tokens_per_frame=size, **SLOW)
+            target = Target(WORDS, tokens_per_event=size, **SLOW)
             draft = SimulatedDraft(WORDS, agreement, 5)
             raced = await read(racing(draft, target, max_total_tokens=max_tokens), request_of())
             assert raced.text == "".join(pieces[:max_tokens])
@@ -170,21 +165,6 @@ def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size:
                 assert request.max_tokens == max_tokens - num_prefix
 
     run_virtual(check())
-
-
-class Tokenizing(Target):
-    """Its tokens, one a frame, are what a pattern finds."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        super().__init__(CODE, **SLOW)
-        self._pattern = pattern
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        rest = SimulatedTarget("", **SLOW)
-        rest._pieces = self._pattern.findall(CODE.removeprefix(request.prefix))
-        async with rest.stream(replace(request, prefix="")) as events:
-            yield events
 
 
 FINE = re.compile(r" ?\w{1,3}|[^\w\s]+|\s+")  # `radius` is two
@@ -199,7 +179,9 @@ def test_a_cap_by_text_counts_the_targets_tokens_not_pieces(agreement: float, pa
     async def check() -> None:
         won = 0
         for max_tokens in range(40, 160, 10):
-            target = Tokenizing(pattern)
+            target = Target(
+                [token.encode() for token in pattern.findall(CODE)], by_ids=False, continue_prefix=True, **SLOW
+            )
             raced = await read(racing(SimulatedDraft(CODE, agreement, 5), target), request_of(max_tokens=max_tokens))
             assert raced.text == "".join(pattern.findall(CODE)[:max_tokens])
             assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_tokens")
@@ -226,38 +208,18 @@ def test_an_answer_has_no_more_rounds_than_it_may(most: int, by_ids: bool) -> No
     run_virtual(check())
 
 
-class Lingering(Target):
-    """Its streams are open for a while after they have been left."""
-
-    close_s = 0.2
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        self.num_open += 1
-        self.max_open = max(self.max_open, self.num_open)
-        try:
-            async with super().stream(request) as events:
-                yield events
-        finally:
-            await asyncio.sleep(self.close_s)
-            self.num_open -= 1
-
-    def _change_num_open_calls(self, change: int) -> None:
-        self.num_calls += change > 0  # open streams are counted above
-
-
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_a_stream_counts_until_it_is_closed(most: int) -> None:
     """No more are open at once than may be, those that are being closed included."""
 
     async def check() -> None:
         for agreement in (0.9, 1.0):
-            target = Lingering(WORDS, **SLOW)
+            target = Target(WORDS, close_s=0.2, **SLOW)
             draft = SimulatedDraft(WORDS, agreement, 5)
             raced = await read(racing(draft, target, max_concurrent_streams=most), request_of())
             assert raced.text == WORDS
             assert target.max_open == most
-            assert target.num_calls >= most
+            assert len(target.streams) >= most
 
     run_virtual(check())
 
@@ -268,7 +230,7 @@ def test_no_extra_cost_means_plain() -> None:
     async def check() -> None:
         target = Target(WORDS, **SLOW)
         raced = await read(racing(SimulatedDraft(WORDS, 1.0, 0), target, max_extra_cost=0.0), request_of())
-        assert (raced.text, target.num_calls) == (WORDS, 1)
+        assert (raced.text, len(target.streams)) == (WORDS, 1)
         assert (raced.usage.extra_input_tokens, raced.usage.cancelled_output_tokens) == (0, 0)
 
     run_virtual(check())

@@ -6,9 +6,8 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -17,16 +16,15 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from support.draft_checks import ItemDraft
 from support.matrix import every_combination
-from support.race_targets import DRAFTS, SLOW, WORDS, Reading, Target, racing, read, request_of
+from support.racing import DRAFTS, SLOW, WORDS, Reading, racing, read, request_of
+from support.strategy_runs import open_strategy, run_strategy
+from support.targets import Target
 
-from llm_spec import ChatRequest, ChatResponse, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
-from llm_spec.contract.draft import DraftProvider
+from llm_spec import ChatRequest, Finish, SpeculativeConfig, SpeculativeDecoder, StreamEvent, TextDelta
 from llm_spec.contract.events import TargetStreamReport
-from llm_spec.contract.provider import Capabilities, LlmProvider
-from llm_spec.contract.response import complete_from_stream
+from llm_spec.contract.provider import LlmProvider
 from llm_spec.measure.pair_stats import PairStats
 from llm_spec.measure.tokens import split_into_pieces
-from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.race.race import prepare_or_refuse
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
@@ -109,7 +107,7 @@ DELAYS_S = st.sampled_from([0.0, 0.003, 0.02, 0.3])
     num_streams=st.sampled_from([1, 2, 4, 12]),
     target_s=st.tuples(DELAYS_S, DELAYS_S, DELAYS_S),
     draft_s=st.tuples(DELAYS_S, DELAYS_S),
-    tokens_per_frame=st.sampled_from([1, 1, 3]),
+    tokens_per_event=st.sampled_from([1, 1, 3]),
     by_ids=st.booleans(),
     greedy=st.booleans(),
     stop=st.sampled_from([(), (), ("cat sat",), (" the", "."), ("\n\n",), ("mat on a dog",)]),
@@ -125,7 +123,7 @@ def test_any_race_gives_plain_text_and_is_never_behind(
     num_streams: int,
     target_s: tuple[float, float, float],
     draft_s: tuple[float, float],
-    tokens_per_frame: int,
+    tokens_per_event: int,
     by_ids: bool,
     greedy: bool,
     stop: tuple[str, ...],
@@ -139,7 +137,7 @@ def test_any_race_gives_plain_text_and_is_never_behind(
     latency: dict[str, Any] = dict(zip(("first_token_s", "token_s", "round_trip_s"), target_s, strict=True))
 
     def target() -> Target:
-        return Target(answer, by_ids=by_ids, tokens_per_frame=tokens_per_frame, **latency)
+        return Target(answer, by_ids=by_ids, tokens_per_event=tokens_per_event, **latency)
 
     async def check() -> None:
         request = request_of(temperature=0.0 if greedy else None, stop=stop, max_tokens=max_tokens)
@@ -305,69 +303,40 @@ LAW = {"": (0.7, 0.2, 0.1), " a": (0.6, 0.15, 0.25), " bbb": (0.2, 0.5, 0.3), " 
 NUM_TOKENS = 4
 
 
-class SamplingTarget:
+def make_sampling_target(seed: int) -> Target:
     """Draws each word by the one before it, with the noise of its own seed; delays have nothing to do with words.
 
     The noise of the first token of every call with one seed is the same, as it is on real servers.
     """
+    delays = random.Random(seed)  # noqa: S311 - as above
 
-    name = "sampling:target"
-    capabilities = Capabilities(continue_prefix=True)
+    async def delay(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                await asyncio.sleep(delays.choice((0.5, 1.0, 2.0)))
+            yield event
 
-    def __init__(self, seed: int) -> None:
-        self._delays = random.Random(seed)  # noqa: S311 - as above
-        self._cumulative = {word: tuple(accumulate(probs)) for word, probs in LAW.items()}
+    def draw_by_last(written: Sequence[bytes]) -> dict[bytes, float]:
+        law = LAW[written[-1].decode() if written else ""]
+        return dict(zip((word.encode() for word in LONG_WORDS), law, strict=True))
 
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(self._write(request)) as events:
-            yield events
-
-    async def complete(self, request: ChatRequest) -> ChatResponse:
-        return await complete_from_stream(self, request)
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
-
-    async def _write(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        noise = random.Random(request.sampling.seed)  # noqa: S311 - as above
-        word = f" {request.prefix.rpartition(' ')[2]}" if request.prefix else ""
-        for _ in range(request.max_tokens or 1):
-            await asyncio.sleep(self._delays.choice((0.5, 1.0, 2.0)))
-            drawn = noise.random()
-            word = next(w for w, up_to in zip(LONG_WORDS, self._cumulative[word], strict=True) if drawn < up_to)
-            yield TextDelta(word)
-        yield Finish("length", None, "max_tokens")
-
-
-def open_race(
-    draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, pair_stats: PairStats
-) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    context = StrategyContext(draft=draft, target=target, request=request, limits=config, pair_stats=pair_stats)
-    ready = prepare_or_refuse(context)
-    assert isinstance(ready, ReadyStrategy)
-    return ready.run()
+    return Target(table=draw_by_last, spoil=delay)
 
 
 async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter[str], int]:
     """Raced answers, and how many of them a later stream had a part in."""
     seeds = random.Random(99)  # noqa: S311 - as above
-    target, draft = SamplingTarget(3), ItemDraft(*draft_words)
-    config = SpeculativeConfig(strategy="race", max_concurrent_streams=64)
+    target, draft = make_sampling_target(3), ItemDraft(*draft_words)
     counts: Counter[str] = Counter()
     num_won = 0
     for _ in range(num_samples):
         request = ChatRequest.create("q", temperature=1.0, seed=seeds.getrandbits(31), max_tokens=NUM_TOKENS)
-        text, won = "", False
         pair_stats = PairStats()
         pair_stats.streams.num_extra = 64  # room is not what this is about
-        async with open_race(draft, target, request, config, pair_stats) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    text += event.text
-                    won = won or event.origin == "accepted"
-        counts[text] += 1
-        num_won += won
+        events = await run_strategy(prepare_or_refuse, draft, target, request, pair_stats, max_concurrent_streams=64)
+        deltas = [event for event in events if isinstance(event, TextDelta)]
+        counts["".join(delta.text for delta in deltas)] += 1
+        num_won += any(delta.origin == "accepted" for delta in deltas)
     return counts, num_won
 
 
@@ -447,18 +416,19 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
     """Reading waits for it once a thousand events do, the text stays plain's, and its pauses are not the target's."""
     answer = " ".join(f"word{i}" for i in range(2000))
     target = Target(answer, by_ids=by_ids, **SLOW)
-    config = SpeculativeConfig(strategy="race", max_concurrent_streams=num_streams)
     pair_stats = PairStats()
 
     async def check() -> None:
         text, num_read, most = "", 0, 0
         draft = SimulatedDraft(answer, 0.9, 1, first_token_s=0.1, token_s=0.01)
-        async with open_race(draft, target, request_of(), config, pair_stats) as events:
+        async with open_strategy(
+            prepare_or_refuse, draft, target, request_of(), pair_stats, max_concurrent_streams=num_streams
+        ) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text
                     num_read += len(split_into_pieces(event.text))
-                    most = max(most, target.num_generated_tokens - num_read)
+                    most = max(most, target.num_output_tokens - num_read)
                     await asyncio.sleep(1.0)
         assert (text, num_read) == (answer, len(split_into_pieces(answer)))
         assert most <= 1100

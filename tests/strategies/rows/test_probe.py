@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.probe_targets import EMOJI, WORDS, Call, TextDraft, TokenTarget, bytewise, end_of, patient, probed
+from support.probing import EMOJI, WORDS, TextDraft, end_of, patient, probed
+from support.targets import Call, Target, bytewise
 
 from llm_spec import (
     ChatRequest,
@@ -157,7 +158,7 @@ def test_a_target_whose_tokens_are_cut_otherwise_writes_its_own(  # noqa: PLR091
     between = [at for at in range(len(tokens) + 1) if is_text(b"".join(tokens[:at]))]
     for at in sorted(data.draw(st.lists(st.sampled_from(between), max_size=2)), reverse=True):
         tokens.insert(at, b"")  # control tokens, which stand between characters
-    target = TokenTarget(tokens, encode_size=encode_size, undecoded=undecoded, call_s=call_s)
+    target = Target(tokens, encode_size=encode_size, undecoded=undecoded, call_s=call_s)
     draft = TextDraft(text[:wrong] + "x" + text[wrong + 1 :], token_s=0.001)
     events = run_virtual(
         collected(patient(draft, target, max_concurrent_streams=streams, lookahead=Fixed(lookahead)), "tell")
@@ -215,7 +216,7 @@ def test_a_provider_that_cannot_continue_drafts_on_behind_a_difference() -> None
 def test_no_part_of_a_character_is_shown(undecoded: str, lookahead: int) -> None:
     """Each byte is a token: every piece that is shown holds whole characters, and together they are the text."""
     for draft in (TextDraft(EMOJI), TextDraft(EMOJI.replace("😀", "😁")), TextDraft("zzz")):
-        target = TokenTarget(bytewise(EMOJI), undecoded=undecoded, call_s=0.01)
+        target = Target(bytewise(EMOJI), undecoded=undecoded, call_s=0.01)
         events = run_virtual(collected(patient(draft, target, lookahead=Fixed(lookahead)), "tell"))
         shown = [event.text for event in events if isinstance(event, TextDelta)]
         assert "".join(shown) == EMOJI
@@ -223,24 +224,24 @@ def test_no_part_of_a_character_is_shown(undecoded: str, lookahead: int) -> None
 
 
 @pytest.mark.parametrize("row_s", [0.005, 0.019, 0.021, 0.05])
-@pytest.mark.parametrize("tokens_per_piece", [1, 2, 3])
+@pytest.mark.parametrize("tokens_per_event", [1, 2, 3])
 def test_a_stream_that_rows_have_overtaken_for_a_while_ends_without_its_end(
-    row_s: float, tokens_per_piece: int
+    row_s: float, tokens_per_event: int
 ) -> None:
     """Its last piece holds the end's id, whose text `decode` tells, alone or beside words that rows confirmed."""
     words = [word.encode() for word in split_into_pieces(WORDS)]
-    for num_drafted in range(1 + 2 * (tokens_per_piece % 2), len(words), 4):
-        target = TokenTarget(words, call_s=0.02, row_s=row_s, encode_size=10**6, tokens_per_piece=tokens_per_piece)
+    for num_drafted in range(1 + 2 * (tokens_per_event % 2), len(words), 4):
+        target = Target(words, call_s=0.02, row_s=row_s, encode_size=10**6, tokens_per_event=tokens_per_event)
         draft = TextDraft(b"".join(words[:num_drafted]).decode())
         assert probed(draft, target, ChatRequest.create("tell", temperature=0.0)).content == target.text
 
 
-@pytest.mark.parametrize("pieces_per_text", [2, 3])
-def test_text_that_a_stream_holds_back_is_not_given_twice(pieces_per_text: int) -> None:
+@pytest.mark.parametrize("events_per_text", [2, 3])
+def test_text_that_a_stream_holds_back_is_not_given_twice(events_per_text: int) -> None:
     """Rows have confirmed some of the tokens whose text comes with a later piece."""
     words = [word.encode() for word in split_into_pieces(WORDS)]
     for num_drafted in range(1, len(words), 2):
-        target = TokenTarget(words, call_s=0.02, row_s=0.019, encode_size=10**6, pieces_per_text=pieces_per_text)
+        target = Target(words, call_s=0.02, row_s=0.019, encode_size=10**6, events_per_text=events_per_text)
         draft = TextDraft(b"".join(words[:num_drafted]).decode())
         assert probed(draft, target, ChatRequest.create("tell", temperature=0.0)).content == target.text
 
@@ -249,7 +250,7 @@ def test_control_tokens_have_no_text_and_no_effect_on_it() -> None:
     """A token without text may stand anywhere, even between the bytes of a character."""
     tokens = [b"", b"a", b"\xf0", b"\x9f", b"", b"\x98\x80", b"", b"", b"b", b""]
     for draft in (TextDraft("a😀b"), TextDraft("x")):
-        assert probed(draft, TokenTarget(tokens, call_s=0.01)).content == "a😀b"
+        assert probed(draft, Target(tokens, call_s=0.01)).content == "a😀b"
 
 
 @pytest.mark.parametrize("end", [b"\xf0\x9f", b"\xff\xff", b"\xe6"])
@@ -257,9 +258,9 @@ def test_bytes_at_the_end_that_are_no_character_are_shown_as_such(end: bytes) ->
     """What never became a character is U+FFFD, once the answer is over, however it ended."""
     tokens = bytewise(b"abc" + end)
     expected = (b"abc" + end).decode("utf-8", "replace")
-    assert probed(TextDraft("abcd"), TokenTarget(tokens)).content == expected
+    assert probed(TextDraft("abcd"), Target(tokens)).content == expected
     cut = ChatRequest.create("tell", max_tokens=len(tokens))
-    assert end_of(probed(TextDraft("abcd"), TokenTarget(tokens), cut)) == (expected, "length", "max_tokens")
+    assert end_of(probed(TextDraft("abcd"), Target(tokens), cut)) == (expected, "length", "max_tokens")
 
 
 @pytest.mark.parametrize(
@@ -269,14 +270,14 @@ def test_bytes_at_the_end_that_are_no_character_are_shown_as_such(end: bytes) ->
 def test_a_character_behind_undecodable_bytes_is_whole(num_undecodable: int) -> None:
     """However many bytes are no character, the one behind them is not cut into U+FFFD with them."""
     data = b"a" + b"\xff" * num_undecodable + "😀b".encode()
-    assert probed(TextDraft("abc"), TokenTarget(bytewise(data))).content == data.decode("utf-8", "replace")
+    assert probed(TextDraft("abc"), Target(bytewise(data))).content == data.decode("utf-8", "replace")
 
 
 def test_a_draft_of_many_byte_characters_is_accepted() -> None:
     """After a difference inside a character the draft is still of use: it begins behind the last whole one."""
     text = "日本語文章" * 8
     draft = TextDraft("本" + text[1:])
-    result = probed(draft, TokenTarget(bytewise(text), call_s=0.01), lookahead=Fixed(6))
+    result = probed(draft, Target(bytewise(text), call_s=0.01), lookahead=Fixed(6))
     assert result.content == text
     assert result.stats.num_accepted_draft_tokens > 60
 
@@ -290,18 +291,18 @@ def test_a_round_is_one_call_with_one_prefix_more_than_were_drafted(streams: int
 
     The stream writes the answer until rounds are ahead of it; a call that came too late for that is no round.
     """
-    target = TokenTarget(bytewise(WORDS), call_s=0.05)
+    target = Target(bytewise(WORDS), call_s=0.05)
     decoder = patient(TextDraft(WORDS), target, lookahead=Fixed(4), max_concurrent_streams=streams)
     events = run_virtual(collected(decoder, "tell"))
     rounds = [event for event in events if isinstance(event, Round)]
-    judged = [len(call.prefixes) for call in target.calls if not call.is_cancelled]
+    judged = [len(call.prefixes) for call in target.sample_calls if not call.is_cancelled]
     num_judged = [r.num_draft_tokens + 1 for r in rounds]
     assert judged[len(judged) - len(rounds) + 1 :] == num_judged[1:]
     assert len(judged) - len(rounds) <= streams
-    for call in target.calls:
+    for call in target.sample_calls:
         assert all(len(b) == len(a) + 1 and b[:-1] == a for a, b in pairwise(call.prefixes))
         assert 1 <= len(call.prefixes) <= 5
-    assert max(most_at_once(target.calls), 1) == streams
+    assert max(most_at_once(target.sample_calls), 1) == streams
     num_streamed = len(WORDS.encode()) + 1 - sum(r.num_emitted_tokens for r in rounds)
     assert 0 <= num_streamed < 10
     assert [r.index for r in rounds] == list(range(len(rounds)))
@@ -319,13 +320,13 @@ def most_at_once(calls: Sequence[Call]) -> int:
 
 def test_the_draft_goes_on_while_a_round_is_under_way() -> None:
     """Pieces of the draft come while calls are open, and the whole takes less than drafting and verifying in turn."""
-    target = TokenTarget([piece.encode() for piece in split_into_pieces(WORDS)], encode_size=100, call_s=0.1)
+    target = Target([piece.encode() for piece in split_into_pieces(WORDS)], encode_size=100, call_s=0.1)
     draft = TextDraft(WORDS, token_s=0.01)
     result = probed(draft, target, lookahead=Fixed(8), max_concurrent_streams=3)
     assert result.content == WORDS
-    during = sum(any(c.start_s < at < (c.end_s or 0.0) for c in target.calls) for at in draft.piece_times)
+    during = sum(any(c.start_s < at < (c.end_s or 0.0) for c in target.sample_calls) for at in draft.piece_times)
     assert during > 0.8 * len(draft.piece_times)
-    assert any(a.start_s < b.start_s < (a.end_s or 0.0) for a, b in pairwise(target.calls))
+    assert any(a.start_s < b.start_s < (a.end_s or 0.0) for a, b in pairwise(target.sample_calls))
     in_turn = len(result.rounds) * 0.1 + len(draft.piece_times) * 0.01
     assert result.timings.total_s < 0.7 * in_turn
 
@@ -333,12 +334,12 @@ def test_the_draft_goes_on_while_a_round_is_under_way() -> None:
 def test_rounds_behind_a_rejection_are_given_up_at_once() -> None:
     """When the target differs, every round that was sent on the draft's word ends then, not when it is answered."""
     wrong = WORDS.replace("word9 ", "wordX ")
-    target = TokenTarget(bytewise(WORDS), call_s=0.5)
+    target = Target(bytewise(WORDS), call_s=0.5)
     result = probed(TextDraft(wrong, token_s=0.2), target, max_concurrent_streams=4)
     assert result.content == WORDS
-    given_up = [call for call in target.calls if call.is_cancelled]
+    given_up = [call for call in target.sample_calls if call.is_cancelled]
     assert given_up
-    ends = {call.end_s for call in target.calls if not call.is_cancelled}
+    ends = {call.end_s for call in target.sample_calls if not call.is_cancelled}
     for call in given_up:
         assert call.end_s in ends  # at the very time at which another one told the difference
         assert (call.end_s or 0.0) < call.start_s + 0.5
@@ -364,23 +365,23 @@ def test_what_a_round_reports_adds_up() -> None:
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])
 def test_no_round_reaches_beyond_the_cap(max_tokens: int) -> None:
     """The last token that may be asked for is the last one of the answer: none is paid for in vain."""
-    target = TokenTarget(bytewise(WORDS), call_s=0.01)
+    target = Target(bytewise(WORDS), call_s=0.01)
     request = ChatRequest.create("tell", max_tokens=max_tokens)
     result = probed(TextDraft(WORDS), target, request, lookahead=Fixed(7), max_concurrent_streams=3)
     assert result.content == WORDS[:max_tokens]
-    assert max((len(prefix) for call in target.calls for prefix in call.prefixes), default=0) <= max_tokens
+    assert max((len(prefix) for call in target.sample_calls for prefix in call.prefixes), default=0) <= max_tokens
 
 
 def test_a_cap_on_iterations_or_drafted_tokens_is_kept() -> None:
     """Rounds end at `max_iterations`; a spent draft leaves the rest to the target alone."""
-    target = TokenTarget(bytewise(WORDS), call_s=0.01)
+    target = Target(bytewise(WORDS), call_s=0.01)
     result = probed(TextDraft(WORDS), target, max_iterations=3, lookahead=Fixed(4))
     assert (len(result.rounds), result.finish_reason, result.stopped_by) == (3, "length", "max_iterations")
     assert WORDS.startswith(result.content)
     assert result.content
-    target = TokenTarget(bytewise(WORDS), call_s=0.01)
+    target = Target(bytewise(WORDS), call_s=0.01)
     result = probed(TextDraft(WORDS), target, max_draft_tokens=7, lookahead=Fixed(4))
     assert result.content == WORDS
     assert result.draft_usage is not None
     assert result.draft_usage.output_tokens == 7
-    assert len(target.after) == 2  # the answer's own stream, and what follows the rounds
+    assert len(target.streams) == 2  # the answer's own stream, and what follows the rounds

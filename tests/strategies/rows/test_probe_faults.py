@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.probe_targets import (
-    PROMPT_ID,
-    WORDS,
-    TextDraft,
-    TokenTarget,
-    bytewise,
-    end_of,
-    patient,
-    probed,
-    probing,
-)
+from support.probing import WORDS, TextDraft, end_of, patient, probed, probing
+from support.targets import PROMPT_ID, Fault, Target, bytewise
 
 from llm_spec import (
     ChatRequest,
-    Finish,
     Fixed,
     ReferenceDraft,
-    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -89,20 +77,21 @@ def test_a_pair_that_cannot_be_probed_is_refused() -> None:
 @pytest.mark.parametrize("at", range(8))
 def test_a_failing_call_leaves_the_rest_to_the_target_alone(at: int, streams: int) -> None:
     """From any call on: nothing is lost or said twice, one fallback, and the rest comes after the confirmed tokens."""
-    target = TokenTarget(bytewise(WORDS), call_s=0.03, fails={"sample_next": at})
+    target = Target(bytewise(WORDS), call_s=0.03, faults=[Fault("sample_next", at)])
     result = probed(TextDraft(WORDS, token_s=0.001), target, lookahead=Fixed(4), max_concurrent_streams=streams)
     assert end_of(result) == (WORDS, "stop", "eos")
     assert len(result.fallbacks) == 1
     assert "sample_next is broken" in result.fallbacks[0]
     assert target.num_open == 0
-    assert 1 <= len(target.after) + len(target.requests) <= 2  # a stream, and a new one if rounds had overtaken it
-    for token_ids, _ in target.after:
+    assert 1 <= len(target.streams) <= 2  # a stream, and a new one if rounds had overtaken it
+    for call in target.get_calls("stream_after"):
+        (token_ids,) = call.prefixes
         assert token_ids == [PROMPT_ID, *target.answer_ids[: len(token_ids) - 1]]
 
 
 def test_a_failing_call_of_a_sampled_request_leaves_the_rest_to_the_target_alone() -> None:
     """As of a greedy one."""
-    target = TokenTarget(bytewise(WORDS), call_s=0.03, fails={"sample_next": 9})
+    target = Target(bytewise(WORDS), call_s=0.03, faults=[Fault("sample_next", 9)])
     request = ChatRequest.create("tell", temperature=1.0)
     result = probed(TextDraft(WORDS), target, request, lookahead=Fixed(4), max_concurrent_streams=2)
     assert result.content == WORDS
@@ -110,25 +99,10 @@ def test_a_failing_call_of_a_sampled_request_leaves_the_rest_to_the_target_alone
     assert "sample_next is broken" in result.fallbacks[0]
 
 
-class Unfinished(TokenTarget):
-    """Its streams just end."""
-
-    @asynccontextmanager
-    async def stream_after(
-        self, token_ids: Sequence[int], request: ChatRequest
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async def without_finish(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-            async for event in events:
-                if not isinstance(event, Finish):
-                    yield event
-
-        async with super().stream_after(token_ids, request) as events:
-            yield without_finish(events)
-
-
 def test_a_rest_without_a_finish_is_an_error() -> None:
     """As of the target alone: nobody knows whether it was the whole answer."""
-    target = Unfinished(bytewise(WORDS), fails={"sample_next": 3})
+    cuts = [Fault(method, at=10**6, how="cut") for method in ("stream_chat", "stream_after")]
+    target = Target(bytewise(WORDS), faults=[Fault("sample_next", 3), *cuts])
     with pytest.raises(TargetError, match="without a finish reason") as caught:
         probed(TextDraft(WORDS), target, lookahead=Fixed(4))
     assert caught.value.partial_text == WORDS
@@ -140,75 +114,42 @@ def test_text_that_cannot_be_encoded_any_more_ends_speculation_alone(method: str
     """The target goes on, from where the answer stood."""
     if method == "encode_chat" and at:
         pytest.skip("it is called once")
-    target = TokenTarget(bytewise(WORDS), call_s=0.02, fails={method: at})
+    target = Target(bytewise(WORDS), call_s=0.02, faults=[Fault(method, at)])
     result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3))
     assert result.content == WORDS
     assert len(result.fallbacks) == 1
     assert f"{method} is broken" in result.fallbacks[0]
 
 
-class Breaking(TokenTarget):
-    """The chat's own stream breaks off after so many tokens, and a prompt takes `prompt_s` to encode, if it can be."""
-
-    def __init__(self, *, num_tokens: int, prompt_s: float = 0.0, **options: Any) -> None:
-        super().__init__(bytewise(WORDS), call_s=0.02, **options)
-        self._num_tokens = num_tokens
-        self._prompt_s = prompt_s
-
-    async def encode_chat(self, request: ChatRequest) -> list[int]:
-        await asyncio.sleep(self._prompt_s)
-        return await super().encode_chat(request)
-
-    @asynccontextmanager
-    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream_chat(request) as events, aclosing(self._broken(events)) as broken:
-            yield broken
-
-    async def _broken(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-        num_tokens = 0
-        async for event in events:
-            yield event
-            num_tokens += 1
-            if num_tokens == self._num_tokens:
-                raise TransientError("the connection broke")
+# Where the chat's own stream breaks off.
+BREAKS = Fault("stream_chat", at=3, how=TransientError("the connection broke"))
 
 
 def test_an_answer_goes_on_after_its_prompt_and_not_without_it() -> None:
     """Where the stream breaks off before the prompt's tokens are known, they are waited for."""
-    target = Breaking(num_tokens=3, prompt_s=1.0)
+    target = Target(bytewise(WORDS), call_s=0.02, encode_chat_s=1.0, faults=[BREAKS])
     result = probed(TextDraft(WORDS), target)
     assert (result.content, result.guarantee) == (WORDS, "exact")
-    assert [token_ids for token_ids, _ in target.after[1:]] == [[PROMPT_ID, *target.answer_ids[:3]]]
+    assert [call.prefixes for call in target.get_calls("stream_after")] == [[[PROMPT_ID, *target.answer_ids[:3]]]]
 
 
 @pytest.mark.parametrize("continue_prefix", [True, False])
 def test_without_the_tokens_of_the_prompt_an_answer_goes_on_by_text(*, continue_prefix: bool) -> None:
     """Or, greedily, is written anew where the target cannot do that: never after something else than the prompt."""
-    target = Breaking(num_tokens=3, prompt_s=1.0, fails={"encode_chat": 0}, continue_prefix=continue_prefix)
+    faults = [BREAKS, Fault("encode_chat")]
+    target = Target(bytewise(WORDS), continue_prefix=continue_prefix, faults=faults, call_s=0.02, encode_chat_s=1.0)
     result = probed(TextDraft(WORDS), target)
     assert (result.content, result.guarantee) == (WORDS, "exact-text" if continue_prefix else "exact")
-    assert [request.prefix for request in target.requests] == [WORDS[:3] if continue_prefix else ""]
-    assert len(target.after) == 1
+    assert [call.method for call in target.streams] == ["stream_chat", "stream"]
+    assert target.requests[1].prefix == (WORDS[:3] if continue_prefix else "")
 
 
 def test_a_stream_that_breaks_off_behind_its_last_token_has_ended() -> None:
     """The limit is reached: nothing is left to be asked for."""
-    target = Breaking(num_tokens=3)
+    target = Target(bytewise(WORDS), call_s=0.02, faults=[BREAKS])
     result = probed(TextDraft("x"), target, ChatRequest.create("tell", max_tokens=3))
     assert end_of(result) == (WORDS[:3], "length", "max_tokens")
-    assert len(target.after) == 1
-
-
-class Odd(TokenTarget):
-    """From its second call on it gives, or does, what nobody asked for."""
-
-    def __init__(self, spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
-        super().__init__(bytewise(WORDS), call_s=0.02)
-        self._spoil = spoil
-
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        tokens = await super().sample_next(prefixes, sampling)
-        return tokens if len(self.calls) == 1 else self._spoil(tokens)
+    assert len(target.streams) == 1
 
 
 def raising(_: list[SampledToken]) -> list[SampledToken]:
@@ -220,10 +161,12 @@ def raising(_: list[SampledToken]) -> list[SampledToken]:
 )
 def test_a_round_that_ends_oddly_is_given_up(spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
     """With an error of another kind, or with too few or too many tokens: the target goes on alone."""
-    target = Odd(spoil)
+    target = Target(
+        bytewise(WORDS), call_s=0.02, spoil_reply=lambda _, number, tokens: spoil(tokens) if number else tokens
+    )
     result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3), max_concurrent_streams=1)
     assert (result.content, result.guarantee, len(result.fallbacks)) == (WORDS, "exact", 1)
-    assert len(target.calls) == 2
+    assert len(target.sample_calls) == 2
 
 
 DECODED = "ab😀cd😀efgh😀ij" * 2
@@ -232,7 +175,7 @@ DECODED = "ab😀cd😀efgh😀ij" * 2
 @pytest.mark.parametrize("at", range(9))
 def test_a_call_for_text_that_fails_once_loses_and_doubles_none(at: int) -> None:
     """Tokens that a round had confirmed before the failure are shown, once; the rest follows them."""
-    target = TokenTarget(bytewise(DECODED), call_s=0.02, fails={"decode": range(at, at + 1)})
+    target = Target(bytewise(DECODED), call_s=0.02, faults=[Fault("decode", at, 1)])
     result = run_virtual(patient(TextDraft(DECODED), target, lookahead=Fixed(6)).decode("tell"))
     assert result.content == DECODED
     assert len(result.fallbacks) == 1
@@ -241,7 +184,7 @@ def test_a_call_for_text_that_fails_once_loses_and_doubles_none(at: int) -> None
 @pytest.mark.parametrize("at", range(9))
 def test_text_that_cannot_be_told_any_more_is_never_wrong(at: int) -> None:
     """Either the target alone tells the rest, or the error has what was confirmed."""
-    target = TokenTarget(bytewise(DECODED), call_s=0.02, fails={"decode": at})
+    target = Target(bytewise(DECODED), call_s=0.02, faults=[Fault("decode", at)])
     shown = ""
 
     async def run() -> None:
@@ -264,8 +207,9 @@ def test_text_that_cannot_be_told_any_more_is_never_wrong(at: int) -> None:
 def test_a_failure_inside_a_character_gives_it_whole(at: int, by_text: bool) -> None:
     """The bytes confirmed so far are part of it: neither U+FFFD nor the character twice."""
     text = "😀日é😁" * 3
-    fails = {"sample_next": at, **({"stream_after": 0} if by_text else {})}
-    target = TokenTarget(bytewise(text), call_s=0.02, fails=fails, continue_prefix=by_text)
+    methods = ("stream_chat", "stream_after") if by_text else ()
+    faults = [Fault("sample_next", at), *map(Fault, methods)]
+    target = Target(bytewise(text), call_s=0.02, faults=faults, continue_prefix=by_text)
     decoder = patient(TextDraft("x"), target, lookahead=Fixed(2), max_concurrent_streams=1)
     assert run_virtual(decoder.decode("tell")).content == text
 
@@ -276,7 +220,7 @@ def test_failures_of_overlapping_rounds_are_nobodys_concern() -> None:
 
     async def run() -> SpeculativeResult:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-        target = TokenTarget(bytewise(WORDS), call_s=0.02, fails={"sample_next": 6})
+        target = Target(bytewise(WORDS), call_s=0.02, faults=[Fault("sample_next", 6)])
         decoder = probing(TextDraft(WORDS), target, lookahead=Fixed(2), max_concurrent_streams=5)
         result = await decoder.decode("tell")
         gc.collect()
@@ -292,10 +236,10 @@ def test_failures_of_overlapping_rounds_are_nobodys_concern() -> None:
 def test_the_context_length_ends_the_answer() -> None:
     """No prefix leaves no room for its token; the end is told as the context's."""
     for length in (2, 5, 17, 40):
-        target = TokenTarget(bytewise(WORDS), call_s=0.01, context_length=length)
+        target = Target(bytewise(WORDS), call_s=0.01, context_length=length)
         result = probed(TextDraft(WORDS), target, lookahead=Fixed(6), max_concurrent_streams=3)
         assert end_of(result) == (WORDS[: length - 1], "length", "context_length")
-        assert max((len(prefix) for call in target.calls for prefix in call.prefixes), default=0) <= length - 1
+        assert max((len(prefix) for call in target.sample_calls for prefix in call.prefixes), default=0) <= length - 1
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [10, 11])
@@ -303,13 +247,13 @@ def test_a_prompt_that_fills_the_context_is_the_targets_to_refuse(num_prompt_tok
     """There is no room for a round: the target answers, or refuses, as it would alone; nothing is waited for."""
 
     async def run() -> None:
-        target = TokenTarget(
-            bytewise(WORDS), context_length=10, num_prompt_tokens=num_prompt_tokens, fails={"stream": 0}
+        target = Target(
+            bytewise(WORDS), context_length=10, num_prompt_tokens=num_prompt_tokens, faults=[Fault("stream", 0)]
         )
         async with asyncio.timeout(100):
             with pytest.raises(TargetError, match="stream is broken"):
                 await probing(TextDraft(WORDS), target).decode("tell")
-        assert target.calls == []
+        assert target.sample_calls == []
 
     run_virtual(run())
 
@@ -340,25 +284,18 @@ def test_a_useless_draft_is_given_up_soon(draft_token_s: float, round_trip_s: fl
 # ------------------------------------------------------------------------------------------ streams without ids
 
 
-class WithoutIds(TokenTarget):
-    """Its stream tells no ids from the third token on."""
-
-    @asynccontextmanager
-    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async def without_ids(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-            num_seen = 0
-            async for event in events:
-                num_seen += 1
-                yield replace(event, token_ids=None) if isinstance(event, TextDelta) and num_seen > 2 else event
-
-        async with super().stream_chat(request) as events, aclosing(without_ids(events)) as opened:
-            yield opened
+async def without_ids(_: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    """No ids from the third token on."""
+    num_seen = 0
+    async for event in events:
+        num_seen += 1
+        yield replace(event, token_ids=None) if isinstance(event, TextDelta) and num_seen > 2 else event
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_stream_that_does_not_tell_its_ids_costs_no_text(temperature: float) -> None:
     """Greedily rows tell them; sampled text, once seen, is not drawn again, and goes on as the stream writes it."""
-    target = WithoutIds(bytewise(WORDS), call_s=0.02)
+    target = Target(bytewise(WORDS), call_s=0.02, spoil=without_ids)
     request = ChatRequest.create("tell", temperature=temperature)
     result = probed(TextDraft(WORDS, token_s=0.1), target, request)
     assert end_of(result) == (WORDS, "stop", "eos")

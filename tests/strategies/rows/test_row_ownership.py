@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -10,27 +9,15 @@ from typing import Any
 
 import pytest
 from scipy.stats import chi2
-from support.markov_targets import LikelyDraft, MarkovTarget, sampled_text, triples_p_value
+from support.markov import LAW, LikelyDraft, make_markov_target, sampled_text, triples_p_value
 
-from llm_spec import ChatRequest, Sampling
-from llm_spec.contract.endpoint import SampledToken
+from llm_spec import ChatRequest
 from llm_spec.strategies.rows import rounds as server_rounds
 from llm_spec.strategies.rows.schedule import ConfirmedToken, RowScheduler
 from llm_spec.testing.clock import run_virtual
 
 STEP_S = 0.025
-CALL_S = 0.045
-
-
-class PacedTarget(MarkovTarget):
-    """Its stream writes a token each step; a call of rows takes nearly two steps."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, call_s=STEP_S)
-
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        await asyncio.sleep(CALL_S - STEP_S)
-        return await super().sample_next(prefixes, sampling)
+CALL_S = 0.045  # of rows: nearly two steps of the stream
 
 
 def draw(
@@ -42,7 +29,7 @@ def draw(
 ) -> list[str]:
     async def texts() -> list[str]:
         request = ChatRequest.create("tell", temperature=1.0, max_tokens=num_tokens)
-        target = PacedTarget(11)
+        target = make_markov_target(11, call_s=STEP_S, row_s=CALL_S)
         drafts = [LikelyDraft(patterns[n % len(patterns)]) for n in range(num_answers)]
         return [await sampled_text(target, request, draft, max_concurrent_streams=num_places) for draft in drafts]
 
@@ -51,7 +38,7 @@ def draw(
 
 def answers_p_value(texts: Sequence[str]) -> float:
     """Chi-square of whole answers of three tokens against the exact law."""
-    counts, probs, statistic = Counter(texts), MarkovTarget.LAW, 0.0
+    counts, probs, statistic = Counter(texts), LAW, 0.0
     for a, b, c in product(range(3), repeat=3):
         expected = len(texts) * probs[0][a] * probs[a][b] * probs[b][c]
         statistic += (counts["abc"[a] + "abc"[b] + "abc"[c]] - expected) ** 2 / expected

@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
-from support.probe_targets import Patient
+from support.probing import make_patient
+from support.targets import Target
 
-from llm_spec import Sampling, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
-from llm_spec.contract.endpoint import SampledToken, TopTokens
+from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec.contract.endpoint import TopTokens
 from llm_spec.decoder.config import StrategyName
 from llm_spec.measure.tokens import split_into_pieces
 from llm_spec.strategies.rows import rounds as server_rounds
 from llm_spec.strategies.rows.schedule import RowScheduler
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.testing.simulated import SimulatedDraft
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 Rows: TypeAlias = list[Any]
 
 
-class Scorer(SimulatedTarget):
-    """Reports the token that it would write and unlikely ones; from its `num_good`th report on, as `spoil` says."""
+def make_scorer(spoil: Callable[[Rows], Rows] = lambda rows: rows, *, num_good: int = 2, **options: Any) -> Target:
+    """From its `num_good`th report on, it reports what `spoil` makes of it."""
 
-    max_top = 8
+    def spoil_reply(method: str, number: int, reply: Any) -> Any:
+        return spoil(reply) if method == "score" and number >= num_good else reply
 
-    def __init__(self, spoil: Callable[[Rows], Rows], *, num_good: int = 2, num_prompt_tokens: int = 1) -> None:
-        super().__init__(TEXT, token_s=0.01, by_ids=True, num_prompt_tokens=num_prompt_tokens)
-        self.capabilities = replace(self.capabilities, token_scorer=self)
-        self.num_scored = 0
-        self._spoil = spoil
-        self._num_good = num_good
-
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        self.num_scored += 1
-        ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
-        best = [self._get_answer_token_after(token_ids[:end]).token_id for end in ends]
-        rows = [TopTokens(tuple((token_id + n, -50.0 * n) for n in range(top))) for token_id in best]
-        return rows if self.num_scored <= self._num_good else self._spoil(rows)
-
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        for forced_id in sampling.logit_bias:
-            return [SampledToken(forced_id, "", is_end=forced_id == 0)]
-        return await super().sample_next(prefixes, sampling)
-
-
-class Slow(Scorer):
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        await asyncio.sleep(0.03)
-        return await super().score(token_ids, num_rows=num_rows, top=top)
+    return Target(TEXT, by_ids=True, scores=True, spoil_reply=spoil_reply, **{"token_s": 0.01, **options})
 
 
 def each(change: Callable[[tuple[tuple[int, float], ...]], Any]) -> Callable[[Rows], Rows]:
@@ -74,7 +52,7 @@ SPOILT: dict[str, Callable[[Rows], Rows]] = {
 }
 
 
-def scored(target: Scorer, **options: Any) -> SpeculativeResult:
+def scored(target: Target, **options: Any) -> SpeculativeResult:
     decoder = SpeculativeDecoder(
         target=target, draft=SimulatedDraft(TEXT, 0.8, 3), config=SpeculativeConfig(strategy="score")
     )
@@ -84,19 +62,19 @@ def scored(target: Scorer, **options: Any) -> SpeculativeResult:
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 4}], ids=str)
 def test_good_reports_give_the_targets_text(options: dict[str, Any]) -> None:
     """Greedily, and drawn from the likeliest where only one of them is likely."""
-    target = Scorer(lambda rows: rows)
+    target = make_scorer()
     result = scored(target, **options)
     assert (result.content, result.fallbacks, result.guarantee) == (TEXT, (), "exact")
-    assert target.num_scored > 3
+    assert len(target.get_calls("score")) > 3
 
 
 def test_rounds_tell_what_draft_and_target_took() -> None:
     """A round's time of the target is that of its call; the draft's is that of the tokens that were judged."""
-    target = Slow(lambda rows: rows)
+    target = make_scorer(score_s=0.03)
     decoder = SpeculativeDecoder(
         target=target, draft=SimulatedDraft(TEXT, 0.8, 3, token_s=0.001), config=SpeculativeConfig(strategy="score")
     )
-    decoder._planner.pair_stats = Patient()
+    make_patient(decoder)
     result = run_virtual(decoder.decode("tell", temperature=0.0))
     assert len(result.rounds) > 3
     assert [report.verify_s for report in result.rounds] == pytest.approx([0.03] * len(result.rounds))
@@ -105,22 +83,12 @@ def test_rounds_tell_what_draft_and_target_took() -> None:
 
 def test_a_few_tokens_are_scored_before_a_whole_prompt_is() -> None:
     """A server may take far longer to score a prompt than to read it, so that the trial is a call with scores, too."""
-    lengths: list[int] = []
-
-    class Noting(Scorer):
-        async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-            lengths.append(len(token_ids))
-            return await super().score(token_ids, num_rows=num_rows, top=top)
-
-        def _get_answer_token_after(self, prefix: Sequence[int]) -> SampledToken:
-            missing = [0] * (60 - len(prefix))  # after a part of the prompt any token will do
-            return super()._get_answer_token_after([*missing, *prefix])
-
-    target = Noting(lambda rows: rows, num_prompt_tokens=60)
+    target = make_scorer(num_prompt_tokens=60)
     decoder = SpeculativeDecoder(
         target=target, draft=SimulatedDraft(TEXT, 0.9, 3), config=SpeculativeConfig(strategy="score")
     )
     assert run_virtual(decoder.decode("tell", temperature=0.0)).content == TEXT
+    lengths = [len(call.prefixes[0]) for call in target.get_calls("score")]
     assert lengths[0] == 4
     assert max(lengths) > 60
 
@@ -130,10 +98,10 @@ def test_a_few_tokens_are_scored_before_a_whole_prompt_is() -> None:
 @pytest.mark.parametrize("num_good", [0, 2])
 def test_a_bad_report_is_not_believed(num_good: int, fault: str, options: dict[str, Any]) -> None:
     """The target goes on alone from what was confirmed before."""
-    target = Scorer(SPOILT[fault], num_good=num_good)
+    target = make_scorer(SPOILT[fault], num_good=num_good)
     result = scored(target, **options)
     assert (result.content, result.guarantee) == (TEXT, "exact")
-    assert target.num_scored == num_good + 1
+    assert len(target.get_calls("score")) == num_good + 1
     assert len(result.fallbacks) == 1
     assert "the target scored" in result.fallbacks[0]
 
@@ -141,8 +109,8 @@ def test_a_bad_report_is_not_believed(num_good: int, fault: str, options: dict[s
 def test_an_answer_that_a_deadline_ends_is_rated_too() -> None:
     """Its tokens are approved ones; what the calls wrote beside them is wasted."""
     config = SpeculativeConfig(strategy="score", deadline_s=0.1)
-    decoder = SpeculativeDecoder(target=Slow(lambda rows: rows), draft=SimulatedDraft(TEXT, 0.8, 3), config=config)
-    decoder._planner.pair_stats = Patient()
+    decoder = SpeculativeDecoder(target=make_scorer(score_s=0.03), draft=SimulatedDraft(TEXT, 0.8, 3), config=config)
+    make_patient(decoder)
     result = run_virtual(decoder.decode("tell", temperature=0.0))
     assert result.stopped_by == "deadline"
     assert result.usage is not None
@@ -154,7 +122,9 @@ def test_an_answer_that_a_deadline_ends_is_rated_too() -> None:
 
 def test_a_top_k_of_one_draws_the_likeliest() -> None:
     """More than one is asked for, and only one is drawn from."""
-    target = Scorer(each(lambda top: tuple((token_id, -0.01 * n) for n, (token_id, _) in enumerate(top))), num_good=0)
+    target = make_scorer(
+        each(lambda top: tuple((token_id, -0.01 * n) for n, (token_id, _) in enumerate(top))), num_good=0
+    )
     assert scored(target, temperature=1.0, top_k=1).content == TEXT
 
 
@@ -171,7 +141,7 @@ def test_scores_are_read_without_a_cache(
             super().__init__(*args, is_cache_shared=is_cache_shared, **options)
 
     monkeypatch.setattr(server_rounds, "RowScheduler", Scheduler)
-    target = Scorer(lambda rows: rows)
+    target = make_scorer()
     target.capabilities = replace(target.capabilities, shares_prompt_cache=True)
 
     async def run() -> None:

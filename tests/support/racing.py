@@ -1,10 +1,9 @@
-"""Targets and drafts to race by virtual clock."""
+"""Drafts to race with, decoders that know that their target has room, and answers with the times of their text."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,76 +20,13 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.provider import LlmProvider
 from llm_spec.measure.tokens import split_into_pieces
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.testing.simulated import SimulatedDraft
 from support.draft_checks import ItemDraft
 
-__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Reading", "Target", "racing", "read", "request_of"]
+__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Reading", "racing", "read", "request_of"]
 
 WORDS = " ".join(f"word{i}" for i in range(150))
 SLOW: dict[str, Any] = {"first_token_s": 0.4, "token_s": 0.02}
-
-
-# ------------------------------------------------------------------------------------------ targets and drafts
-
-
-async def merged(events: AsyncIterator[StreamEvent], size: int) -> AsyncGenerator[StreamEvent]:
-    """Several tokens in one delta, as of a busy server."""
-    held: list[TextDelta] = []
-    async for event in events:
-        if isinstance(event, TextDelta):
-            held.append(event)
-        if held and (len(held) == size or not isinstance(event, TextDelta)):
-            ids = None if held[0].token_ids is None else tuple(i for delta in held for i in delta.token_ids or ())
-            yield TextDelta("".join(delta.text for delta in held), token_ids=ids)
-            held = []
-        if not isinstance(event, TextDelta):
-            yield event
-
-
-class Target(SimulatedTarget):
-    """A simulated target with `tokens_per_frame`; `spoil` may change what its call of a number gives."""
-
-    def __init__(
-        self,
-        answer: str,
-        *,
-        tokens_per_frame: int = 1,
-        spoil: Callable[[int, AsyncIterator[StreamEvent]], AsyncGenerator[StreamEvent]] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(answer, **options)
-        self.requests: list[ChatRequest] = []
-        self._size = tokens_per_frame
-        self._spoil = spoil
-
-    @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream(request) as events, self._changed(request, events) as changed:
-            yield changed
-
-    @asynccontextmanager
-    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream_chat(request) as events, self._changed(request, events) as changed:
-            yield changed
-
-    @asynccontextmanager
-    async def stream_after(
-        self, token_ids: Sequence[int], request: ChatRequest
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with super().stream_after(token_ids, request) as events, self._changed(request, events) as changed:
-            yield changed
-
-    @asynccontextmanager
-    async def _changed(
-        self, request: ChatRequest, events: AsyncIterator[StreamEvent]
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        self.requests.append(request)
-        async with AsyncExitStack() as stack:
-            if self._size > 1:
-                events = await stack.enter_async_context(aclosing(merged(events, self._size)))
-            if self._spoil is not None:
-                events = await stack.enter_async_context(aclosing(self._spoil(len(self.requests) - 1, events)))
-            yield events
 
 
 DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
