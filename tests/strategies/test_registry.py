@@ -194,6 +194,8 @@ OTHER_MEANINGS: Final = {
     ("rules.py", "tokens"): "a field of a server",
     ("vllm.py", "tokens"): "a field of a server",
     ("llamacpp.py", "tokens"): "a field of a server",
+    ("result.py", "tokens"): "a row of a notebook's table",
+    ("clients.py", "tokens"): "a field of a key's budget",
 }
 
 
