@@ -299,7 +299,7 @@ def _parse_tool_call(call: ToolCall, finish: Finish) -> llm.ToolCall:
     return llm.ToolCall(name=call.name, arguments=cast("dict[str, Any]", arguments), tool_call_id=call.id)
 
 
-# ---------------------------------------------------------------------------------- where they live
+# ----------------------------------------------------------------------------------- open models
 
 
 class _LazyTargetDraftPair:

@@ -61,9 +61,9 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
     }
     body |= {name: value for name, value in optional.items() if value is not None}
     if request.raw:
-        raise InvalidRequestError("raw is set; Anthropic's models take only messages")
+        raise InvalidRequestError("raw is set; Anthropic's models take only messages: leave it out")
     if request.top_logprobs is not None:
-        raise InvalidRequestError("top_logprobs is set; Anthropic's models return no log-probabilities")
+        raise InvalidRequestError("top_logprobs is set; Anthropic's models return no log-probabilities: leave it out")
     if request.prefix:
         body["messages"].append({"role": "assistant", "content": _check_prefix_is_supported(request.prefix, model)})
     extra = dict(request.extra)

@@ -23,7 +23,7 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
     prediction is a hint: it is left out if the model does not take one, or not for such a request.
     """
     if request.raw:
-        raise InvalidRequestError("raw is set; OpenAI's models take only messages")
+        raise InvalidRequestError("raw is set; OpenAI's models take only messages: leave it out")
     if request.prefix:
         raise InvalidRequestError(f"prefix is {request.prefix!r}; OpenAI's models cannot continue an assistant's text")
     sampling = _build_sampling_fields(request.sampling)
