@@ -1,1 +1,4 @@
-"""Adapters for agent frameworks, one module each; importing one needs its extra (`pip install 'llm-spec[name]'`)."""
+"""Adapters for agent frameworks, one module each.
+
+Importing an adapter needs its extra: `pip install 'llm-spec[name]'`.
+"""

@@ -1,4 +1,4 @@
-"""What tells one configuration from another: texts by what they say, objects by which they are."""
+"""Digests that tell configurations apart: values by content, other objects by identity."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from typing import Any, Final, cast
 
 __all__ = ["compute_digest"]
 
-_keys: Final[dict[int, tuple[Callable[[], object], str]]] = {}  # of objects by their `id`, which may be used again
+# References and keys of objects, by their `id`. Python may use an `id` again: the reference decides
+_keys: Final[dict[int, tuple[Callable[[], object], str]]] = {}
 
 
 def compute_digest(value: object) -> str:
-    """The same for values that say the same, and for the same object; nothing of them can be read in it."""
+    """Return a digest that is equal for equal values and for the same object.
+
+    The digest reveals nothing about the values.
+    """
     return hashlib.sha256(json.dumps(_describe(value)).encode()).hexdigest()
 
 
@@ -40,7 +44,7 @@ def _is_compared_by_value(value: object) -> bool:
 
 
 def _get_object_key(value: object) -> str:
-    """A name for this object alone, in this process alone: caches may be kept on a disk."""
+    """Return a key for this object. Other processes never repeat it: a cache may be on disk."""
     at = id(value)
     found = _keys.get(at)
     if found is not None and found[0]() is value:
@@ -49,7 +53,7 @@ def _get_object_key(value: object) -> str:
     try:
         _keys[at] = (weakref.ref(value, lambda gone: _forget(at, gone)), key)
     except TypeError:
-        _keys[at] = (lambda: value, key)  # kept, so that its `id` stays its own
+        _keys[at] = (lambda: value, key)  # keep the object, and so its `id`
     return key
 
 

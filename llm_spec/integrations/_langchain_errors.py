@@ -1,4 +1,4 @@
-"""This library's errors as those, too, that LangChain's users and its middleware catch."""
+"""This library's errors, made LangChain's errors as well, which its users and middleware catch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LangChainTargetApiError(TargetError, ModelAPIError):
 
 
 class LangChainTransientApiError(TransientError, ModelAPIError):
-    """5xx: the server failed, and may not the next time."""
+    """5xx: the server failed; a retry may succeed."""
 
 
 class LangChainRateLimitError(TransientError, ModelRateLimitError):
@@ -83,7 +83,7 @@ _TRANSIENT_ERRORS: Final[dict[int | None, type[LlmSpecError]]] = {
 
 
 def _find_langchain_class(error: LlmSpecError) -> type[LlmSpecError] | None:
-    """The class that is this error's own and LangChain's; None where LangChain has no word for it."""
+    """Return the class that is both this error's and LangChain's, or None if LangChain has none."""
     status = error.status
     if isinstance(error, InvalidRequestError):
         is_too_long = error.code == "context_length_exceeded"
@@ -98,7 +98,7 @@ def _find_langchain_class(error: LlmSpecError) -> type[LlmSpecError] | None:
 
 @contextmanager
 def raise_as_langchain_errors() -> Iterator[None]:
-    """What a target raises within is of LangChain's class as well, otherwise the same error."""
+    """Give errors that a target raises inside LangChain's matching class as well."""
     try:
         yield
     except LlmSpecError as error:
@@ -107,13 +107,14 @@ def raise_as_langchain_errors() -> Iterator[None]:
         raise
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def check_refusal(messages: Iterator[BaseMessage]) -> Iterator[BaseMessage]:
-    """The same messages; raises where a model refused, so that no parser takes that for an answer.
+    """Yield the messages, and raise ModelRefusalError if the model refused.
 
-    Of pieces, none comes after the first of a refusal: the error is raised at the end, and has all of it.
+    So no parser takes a refusal for an answer. Nothing is yielded from the first piece of a refusal
+    on: the error is raised at the end and holds the whole message.
     """
     pieces: list[BaseMessage] = []
     is_refused = False
@@ -127,7 +128,7 @@ def check_refusal(messages: Iterator[BaseMessage]) -> Iterator[BaseMessage]:
 
 
 async def acheck_refusal(messages: AsyncIterator[BaseMessage]) -> AsyncIterator[BaseMessage]:
-    """As `check_refusal`."""
+    """Do the same as `check_refusal`, for an asynchronous iterator."""
     pieces: list[BaseMessage] = []
     is_refused = False
     async for message in messages:
@@ -140,13 +141,13 @@ async def acheck_refusal(messages: AsyncIterator[BaseMessage]) -> AsyncIterator[
 
 
 def _is_refusal(message: BaseMessage) -> bool:
-    """Whether a message, or a piece of one, says that the model refused or that a filter stopped it."""
+    """Return True if a message, or a piece of one, is a refusal or was stopped by a filter."""
     is_filtered = message.response_metadata.get("finish_reason") == "content_filter"
     return is_filtered or bool(message.additional_kwargs.get("refusal"))
 
 
 def _make_refusal_error(pieces: Sequence[BaseMessage]) -> ModelRefusalError:
-    """The error of a whole message, or of one in pieces."""
+    """Build the error for a whole message, or for the pieces of one."""
     chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
     message = message_chunk_to_message(add_ai_message_chunks(*chunks)) if chunks else pieces[0]
     refusal = message.additional_kwargs.get("refusal") or "the answer was stopped by a content filter"
@@ -154,7 +155,7 @@ def _make_refusal_error(pieces: Sequence[BaseMessage]) -> ModelRefusalError:
 
 
 def _find_refusal_class() -> type[ModelRefusalError]:
-    """ChatOpenAI's own, for programs that came from there, where that package is installed."""
+    """Return ChatOpenAI's own class if its package is installed: programs may catch that one."""
     try:
         found: object = import_module("langchain_openai.chat_models.base").OpenAIRefusalError
     except (ImportError, AttributeError):

@@ -1,4 +1,4 @@
-"""The events of an answer as litellm's own objects, whole and in chunks."""
+"""Converts the events of an answer to litellm's objects, as a whole or in chunks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Chunk: TypeAlias = GenericStreamingChunk | ModelResponseStream
 
 
 def fill_response(response: ModelResponse, events: Sequence[StreamEvent], model: str) -> ModelResponse:
-    """The events of a whole answer in litellm's own response object."""
+    """Fill litellm's response object with the events of a whole answer."""
     (finish,) = (event for event in events if isinstance(event, Finish))
     builder = _AnswerFields()
     for event in events:
@@ -54,7 +54,8 @@ def fill_response(response: ModelResponse, events: Sequence[StreamEvent], model:
     (choice,) = response.choices
     text = "".join(event.text for event in events if isinstance(event, TextDelta))
     fields = builder.build_message_fields()
-    if "reasoning_content" not in fields:  # as litellm does with whole answers of its other providers
+    # as litellm does with whole answers of its other providers
+    if "reasoning_content" not in fields:
         thought, rest = _parse_content_for_reasoning(text)
         text, fields = (text, fields) if thought is None else (rest or "", fields | {"reasoning_content": thought})
     calls = builder.build_tool_calls()
@@ -79,22 +80,23 @@ def fill_response(response: ModelResponse, events: Sequence[StreamEvent], model:
 
 
 class ChunkBuilder:
-    """Makes litellm's chunks of the events of one answer."""
+    """Converts the events of one answer to litellm's chunks."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._id = f"chatcmpl-{uuid4()}"  # one for all: it names the answer
+        self._id = f"chatcmpl-{uuid4()}"  # the same in all chunks
         self._fields = _AnswerFields()
-        self._unsigned: list[ReasoningDelta | ReasoningDetail] = []  # reasoning that no block of thinking has yet
+        # reasoning since the last block of thinking
+        self._unsigned: list[ReasoningDelta | ReasoningDetail] = []
 
     def convert_event(self, event: StreamEvent) -> Iterator[Chunk]:
-        """An event as litellm's chunk, if it is of those that have one."""
+        """Yield the chunk of an event. Some events have none."""
         is_named = isinstance(event, ToolCallDelta) and self._fields.has_call(event.index)
         self._fields.add_event(event)
         match event:
             case TextDelta(logprobs=None):
                 yield _build_generic_chunk(event.text)
-            case TextDelta(logprobs=tuple() as logprobs):  # for which the generic chunk has no place
+            case TextDelta(logprobs=tuple() as logprobs):  # the generic chunk has no field for them
                 yield self._build_chunk(Delta(content=event.text), logprobs=_build_litellm_logprobs(logprobs))
             case ReasoningDelta():
                 self._unsigned.append(event)
@@ -106,7 +108,7 @@ class ChunkBuilder:
             case ToolCallDelta(kind="custom"):
                 piece = event if not is_named else ToolCallDelta(event.index, None, None, event.arguments, event.kind)
                 yield self._build_chunk(Delta(content=None, tool_calls=[build_tool_call_delta(piece)]))
-            case ToolCallDelta():  # its id and name once, though a server may repeat them
+            case ToolCallDelta():  # id and name are sent once, even if a server repeats them
                 called = {"name": None if is_named else event.name, "arguments": event.arguments}
                 tool_use = {
                     "id": None if is_named else event.id,
@@ -118,7 +120,7 @@ class ChunkBuilder:
             case Finish():
                 yield _build_generic_chunk(finish=event, fields=self._fields)
             case _:
-                pass  # rounds, fallbacks and retries are no part of an answer
+                pass  # rounds, fallbacks and retries are not part of an answer
 
     def _convert_reasoning_detail(self, event: ReasoningDetail) -> Iterator[Chunk]:
         if event.api == "chat":
@@ -135,7 +137,7 @@ class ChunkBuilder:
 
 
 class _AnswerFields:
-    """What an answer has beside its text."""
+    """The parts of an answer other than its text."""
 
     def __init__(self) -> None:
         self._calls: dict[int, ToolCall] = {}
@@ -157,13 +159,13 @@ class _AnswerFields:
         return index in self._calls
 
     def build_tool_calls(self) -> list[dict[str, Any]] | None:
-        """The calls as the model wrote them: arguments that are not JSON stay so."""
+        """Return the calls, or None. Arguments that are not JSON stay as the model wrote them."""
         calls = sorted(self._calls.items())
         built = [build_tool_call_delta(ToolCallDelta(i, c.id, c.name, c.arguments, c.kind)) for i, c in calls]
         return [{name: of for name, of in call.items() if name != "index"} for call in built] or None
 
     def build_message_fields(self) -> dict[str, Any]:
-        """What a message has where litellm's other providers have it."""
+        """Build the message fields that litellm's other providers also set."""
         fields = dict(self._details)
         if text := "".join(event.text for event in self._reasoning if isinstance(event, ReasoningDelta)):
             fields["reasoning_content"] = text
@@ -173,14 +175,17 @@ class _AnswerFields:
         return fields
 
     def build_specific_fields(self, finish: Finish) -> dict[str, Any]:
-        """How the answer came about, and what the next turn needs that a message of litellm's has no place for."""
+        """Build `provider_specific_fields`: the answer's report, and details for the next turn.
+
+        litellm's message has no other field for those details.
+        """
         fields: dict[str, Any] = {REPORT_FIELD: describe_finish_as_json(finish)}
         if items := merge_chat_details(self._reasoning):
             fields["reasoning_details"] = items
         return fields
 
     def get_finish_reason(self, finish: Finish) -> FinishReason:
-        """A refusal ends by itself, as in OpenAI's answers."""
+        """Return the finish reason; for a refusal it is "stop", as in OpenAI's answers."""
         has_refused = finish.finish_reason == "content_filter" and self._details.get("refusal")
         return "stop" if has_refused else finish.finish_reason
 
@@ -205,7 +210,7 @@ def _build_generic_chunk(
 
 
 def _build_litellm_usage(usage: Usage) -> dict[str, Any]:
-    """Usage, with what litellm's prices go by."""
+    """Convert usage, with the fields that litellm's prices need."""
     fields = convert_usage_to_openai(usage)
     if usage.cache_write_input_tokens:
         fields["cache_creation_input_tokens"] = usage.cache_write_input_tokens

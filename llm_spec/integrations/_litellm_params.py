@@ -1,8 +1,9 @@
-"""What litellm has to know of our models: which options they take, and what their targets cost.
+"""Tells litellm which options this library's models take, and what their targets cost.
 
-litellm has one list of options for all custom providers, without `reasoning_effort` and others that are usual by now,
-and refuses or drops the rest before a handler sees it. It has no place where a handler says what it takes, so the two
-functions of litellm that decide this are wrapped, once in a process. For other providers they do what they did.
+litellm has one list of options for all custom providers. It lacks `reasoning_effort` and other
+common options, and litellm refuses or drops an option that is not on it before a handler is called.
+A handler cannot declare its options. So the two functions of litellm that decide this are wrapped
+once per process. For other providers they behave as before.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from llm_spec.integrations._shared import split_provider_name
 
 __all__ = ["declare_supported_params", "forget_prices", "register_price"]
 
-# Beside those of litellm's list: to a target as they are, as by litellm's OpenAI provider
+# In addition to litellm's list; sent to a target unchanged, as by litellm's OpenAI provider
 _MORE_PARAMS: Final = ("context_management", "reasoning_effort", "thinking", "user", "verbosity")
 _REFUSED_PARAMS: Final = ("extra_headers", "function_call", "functions", "n")
 _declared_names: Final[set[str]] = set()
 
 
 def declare_supported_params(name: str) -> None:
-    """Tell litellm what models of the provider `name` take."""
+    """Tell litellm which options the models of the provider `name` take."""
     if not _declared_names:
         untyped: Any = litellm
         untyped.main.get_optional_params = _allow_more_params(untyped.main.get_optional_params)
@@ -58,9 +59,10 @@ def _list_more_params(get_supported: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register_price(name: str, model: str, target: str) -> str | None:
-    """Give `name/model` the price and the limits that litellm knows of its target; gives the key, None: it knows none.
+    """Give `name/model` the price and the limits that litellm knows for its target.
 
-    `target` is as this library names it, `provider:model`. One with an address is anybody's server, without a price.
+    Returns the key of the new entry, or None if there is none. `target` is a name of this library,
+    `provider:model`. A target with an address may be anybody's server, so it has no price.
     """
     provider, rest = split_provider_name(target)
     if not provider or "@" in rest:
@@ -78,6 +80,6 @@ def register_price(name: str, model: str, target: str) -> str | None:
 
 
 def forget_prices(keys: Collection[str]) -> None:
-    """Take back what `register_price` gave."""
+    """Remove the prices that `register_price` added."""
     for key in keys:
         litellm.model_cost.pop(key, None)

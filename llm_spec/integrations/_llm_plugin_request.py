@@ -1,4 +1,4 @@
-"""A prompt of `llm` to a ChatRequest. Pure, but for attachments, which are read from where they are."""
+"""Converts a prompt of `llm` to a ChatRequest. Pure, except that it reads attachments."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from llm_spec.contract.request import ChatRequest, RequestOptions
 
 __all__ = ["SpeculativeOptions", "build_reasoning_metadata", "convert_prompt_to_request"]
 
-_METADATA_NAME = "llm-spec"  # of a part's `provider_metadata`
+_METADATA_NAME = "llm-spec"  # in a part's `provider_metadata`
 
 
 class SpeculativeOptions(llm.Options):
-    """What `-o name value` takes."""
+    """The options of `-o name value`."""
 
-    temperature: float | None = Field(default=None, ge=0, le=100, description="0: always the likeliest token")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Of the likeliest tokens, those that sum to this")
-    top_k: int | None = Field(default=None, ge=1, description="Of the likeliest tokens, so many")
-    min_p: float | None = Field(
-        default=None, ge=0, le=1, description="Tokens at least so likely, against the likeliest"
+    temperature: float | None = Field(default=None, ge=0, le=100, description="0 always takes the likeliest token")
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="Sample from the likeliest tokens whose probabilities sum to this"
     )
-    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of the answer")
-    seed: int | None = Field(default=None, ge=0, description="One seed gives one text")
+    top_k: int | None = Field(default=None, ge=1, description="Sample from this many of the likeliest tokens")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="Lowest probability of a token, relative to the likeliest"
+    )
+    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens in the answer")
+    seed: int | None = Field(default=None, ge=0, description="The same seed gives the same text")
     stop: str | None = Field(default=None, min_length=1, description="Text before which the answer ends")
     presence_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="Against tokens that are there already"
+        default=None, ge=-2, le=2, description="Penalty for tokens that have occurred"
     )
     frequency_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="Against tokens, by how often they are"
+        default=None, ge=-2, le=2, description="Penalty for tokens by how often they have occurred"
     )
     repetition_penalty: float | None = Field(
-        default=None, gt=0, le=100, description="Above 1: against tokens of the prompt, too"
+        default=None, gt=0, le=100, description="Above 1: penalty for tokens of the prompt, too"
     )
-    logit_bias: dict[int, float] | None = Field(default=None, description='By token id, as JSON: {"1712": -100}')
+    logit_bias: dict[int, float] | None = Field(default=None, description='Bias by token id, as JSON: {"1712": -100}')
     top_logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="Log-probabilities of each token and so many likely ones, in the log"
+        default=None, ge=0, le=20, description="Log the log-probabilities of each token and of this many likely ones"
     )
     json_object: bool | None = Field(default=None, description="The answer is a JSON object")
     tool_choice: str | None = Field(default=None, description="auto, none, required, or the name of the tool to call")
-    parallel_tool_calls: bool | None = Field(default=None, description="False: one call an answer at most")
+    parallel_tool_calls: bool | None = Field(default=None, description="False: at most one call per answer")
     reasoning_effort: str | None = Field(default=None, description="How long to think: none, low, medium, high, …")
     strategy: str | None = Field(
         default=None, description="How the target verifies: auto, plain, tokens, race, probe, …"
@@ -54,7 +56,7 @@ class SpeculativeOptions(llm.Options):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _parse_logit_bias(cls, value: object) -> object:
-        """A text is JSON: the command line has nothing else."""
+        """Parse a text as JSON: the command line has only texts."""
         return json.loads(value) if isinstance(value, str) else value
 
 
@@ -63,7 +65,10 @@ _TOOL_CHOICES = ("auto", "none", "required")
 
 
 def convert_prompt_to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequest:
-    """A prompt of `llm` as a request, with the conversation before it; `max_tokens` applies if its options set none."""
+    """Convert a prompt of `llm` and the conversation before it.
+
+    `max_tokens` applies if the prompt's options set none.
+    """
     chosen = cast("SpeculativeOptions", prompt.options)
     options: dict[str, Any] = chosen.model_dump(exclude_none=True, exclude=set(_NO_REQUEST_OPTIONS))
     options.setdefault("max_tokens", max_tokens)
@@ -88,7 +93,7 @@ def _convert_llm_tool(tool: llm.Tool) -> Mapping[str, Any]:
 
 
 def _convert_llm_messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """All messages; a system prompt that comes again with every turn of a conversation is said once."""
+    """Convert all messages. A system prompt that every turn repeats is kept once."""
     out: list[ChatMessage] = []
     system: ChatMessage | None = None
     for message in messages:
@@ -127,7 +132,7 @@ def _convert_llm_message(message: Message) -> Iterator[ChatMessage]:
 
 
 def build_reasoning_metadata(details: Iterable[ReasoningDetail]) -> dict[str, Any]:
-    """What a part of reasoning keeps for the next turn, as JSON: `llm` logs it."""
+    """Build the JSON that a part of reasoning keeps for the next turn. `llm` logs it."""
     return {_METADATA_NAME: [{"api": detail.api, "value": dict(detail.value)} for detail in details]}
 
 

@@ -1,4 +1,4 @@
-"""A provider's events as OpenAI's chat completion chunks, for what reads those."""
+"""Converts a provider's events to OpenAI's chat completion chunks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ __all__ = ["ChatChunkStream"]
 class ChatChunkStream:
     """The chunks of one answer.
 
-    `figures`, `raw_usage`, `response_id` and `reasoning_details` are there once the last chunk has come.
+    `figures`, `raw_usage`, `response_id` and `reasoning_details` are set with the last chunk.
 
-    Blocks of thinking are in the SDK's field, `thinking_blocks`; items of `reasoning_details` have none there.
+    Blocks of thinking are in the SDK's field `thinking_blocks`. It has no field for items of
+    `reasoning_details`.
 
-    The Agents SDK takes a call's id for the call itself, for a whole run: where a server gives none, or one that the
-    conversation has already, the call gets a new one.
+    The Agents SDK identifies a call by its id for a whole run. If a server gives no id, or one that
+    the conversation already has, the call gets a new id.
     """
 
     def __init__(self, events: AsyncIterator[StreamEvent], request: ChatRequest, model: str, target: str) -> None:
@@ -35,7 +36,7 @@ class ChatChunkStream:
         self._target = target
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls}
         self._started_calls: set[int] = set()
-        self._thinking: list[ReasoningDelta | ReasoningDetail] = []  # up to its signature
+        self._thinking: list[ReasoningDelta | ReasoningDetail] = []  # since the last signature
         self._chat_details: list[ReasoningDetail] = []
         self._envelope: dict[str, Any] = {
             "id": f"chatcmpl-{uuid4().hex}",
@@ -49,7 +50,7 @@ class ChatChunkStream:
         self.reasoning_details: list[dict[str, Any]] = []
 
     async def iter_chunks(self) -> AsyncIterator[ChatCompletionChunk]:
-        """The chunks as their events come; the last has the finish reason and the usage."""
+        """Yield the chunks as their events come. The last has the finish reason and the usage."""
         async for event in self._events:
             match event:
                 case TextDelta():
@@ -97,6 +98,6 @@ class ChatChunkStream:
 
 
 def _build_detail_delta(event: AnswerDetail) -> dict[str, Any]:
-    """What the SDK reads of a delta beside text, reasoning and calls."""
+    """Build the fields of a delta that the SDK reads besides text, reasoning and calls."""
     delta = {name: event.value[name] for name in ("annotations", "audio") if event.value.get(name)}
     return delta | {"refusal": event.refusal} if event.refusal else delta

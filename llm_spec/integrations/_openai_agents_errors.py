@@ -1,4 +1,7 @@
-"""This library's errors as those, too, of OpenAI's client, which users of the Agents SDK catch. Pure."""
+"""This library's errors, made errors of OpenAI's client as well. Pure.
+
+Users of the Agents SDK catch those.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-import httpx2  # what OpenAI's client has requests and responses of
+import httpx2  # OpenAI's client uses its requests and responses
 from openai import (
     APIConnectionError,
     APIError,
@@ -26,8 +29,10 @@ from llm_spec.contract.errors import CircuitOpenError, InvalidRequestError, LlmS
 
 __all__ = ["raise_as_openai_errors"]
 
-_URL: Final = "http://llm-spec.invalid"  # the errors have a request; which address was asked is not in them
-_JOINED: Final[dict[tuple[type[LlmSpecError], type[APIError]], type[LlmSpecError]]] = {}  # made once each
+# The errors need a request. It does not reveal the target's address
+_URL: Final = "http://llm-spec.invalid"
+# Joined classes, each made once
+_JOINED: Final[dict[tuple[type[LlmSpecError], type[APIError]], type[LlmSpecError]]] = {}
 _ADDED_FIELDS: Final = frozenset({"message", "type", "request", "body", "response", "status_code", "request_id"})
 _CLASS_BY_STATUS: Final[dict[int, type[APIStatusError]]] = {
     400: BadRequestError,
@@ -42,7 +47,7 @@ _CLASS_BY_STATUS: Final[dict[int, type[APIStatusError]]] = {
 
 @contextmanager
 def raise_as_openai_errors() -> Iterator[None]:
-    """What a target raises within is of the class, too, that OpenAI's client raises; otherwise it is the same error."""
+    """Give errors that a target raises inside the class that OpenAI's client raises as well."""
     try:
         yield
     except LlmSpecError as error:
@@ -68,14 +73,14 @@ def _make_openai_error(error: LlmSpecError) -> LlmSpecError:
 
 
 def _get_status(error: LlmSpecError) -> int | None:
-    """The status of HTTP; a request that cannot be served has that of a server that says so."""
+    """Return the HTTP status, or None. A request that cannot be served has 400."""
     if isinstance(error, InvalidRequestError) and error.status is None:
         return 400
     return error.status if error.status is not None and error.status >= 400 else None
 
 
 def _find_openai_class(error: LlmSpecError, status: int | None) -> type[APIError] | None:
-    """None: OpenAI's client has no word for it."""
+    """Return the matching class of OpenAI's client, or None if there is none."""
     if isinstance(error, TransientError) and status is None and isinstance(error.__cause__, TimeoutError):
         return APITimeoutError
     if isinstance(error, InvalidRequestError | TargetError) and status is not None:
@@ -86,7 +91,7 @@ def _find_openai_class(error: LlmSpecError, status: int | None) -> type[APIError
 
 
 def _join_classes(kind: type[LlmSpecError], openai_kind: type[APIError]) -> type[LlmSpecError]:
-    """A class that is both, under the name of ours."""
+    """Return a class that is both, with the name of `kind`."""
     if (kind, openai_kind) not in _JOINED:
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce__": _reduce_error}
         joined = type(kind.__name__, (kind, openai_kind), namespace)
@@ -95,7 +100,7 @@ def _join_classes(kind: type[LlmSpecError], openai_kind: type[APIError]) -> type
 
 
 def _reduce_error(error: LlmSpecError) -> tuple[Any, ...]:
-    """How to copy and pickle it: the class is found in no module, so it is joined anew."""
+    """Support copying and pickling. The class is in no module, so it is joined again."""
     fields = {name: value for name, value in vars(error).items() if name not in _ADDED_FIELDS}
     return _rebuild_error, (type(error).__mro__[1], error.args, fields, isinstance(error, APITimeoutError))
 

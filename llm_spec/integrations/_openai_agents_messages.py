@@ -1,7 +1,9 @@
-"""Items of the Agents SDK as messages: the SDK's own converter, and what reasoning and files need beside it. Pure.
+"""Converts items of the Agents SDK to messages. Pure.
 
-Which message an item of reasoning belongs to is the converter's to say. It is given the item's index in place of its
-text, and what it puts into `reasoning_content` is looked up.
+The SDK's own converter is used; reasoning and files are added to its result.
+
+The SDK's converter decides to which message an item of reasoning belongs. It is given the item's
+index in place of its text. The index that it puts into `reasoning_content` leads to the item.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from llm_spec.contract.messages import ApiName, ChatMessage, ReasoningDetail
 
 __all__ = ["REASONING_DETAILS", "convert_items_to_messages"]
 
-REASONING_DETAILS: Final = "reasoning_details"  # in an item's `provider_data`, beside the SDK's `thinking_blocks`
+# In an item's `provider_data`, beside the SDK's `thinking_blocks`
+REASONING_DETAILS: Final = "reasoning_details"
 _Json: TypeAlias = dict[str, Any]
 
 
@@ -36,10 +39,11 @@ def convert_items_to_messages(
     api: ApiName,
     should_replay: ShouldReplayReasoningContent | None,
 ) -> list[ChatMessage]:
-    """The conversation, for a model, the name of its target, and its API.
+    """Convert a conversation for a model, given the name of its target and its API.
 
-    Reasoning goes back to the model that it came from, or as `should_replay` says; signatures to that model alone.
-    Files in results of tools follow in a message of the user where the API takes texts alone from tools.
+    Reasoning goes back to the model that it came from; `should_replay` overrides this. Signatures
+    go only to that model. If the API takes only texts from tools, files in their results follow in
+    a user message.
     """
     reasoning: list[_Json] = []
     found: list[_Json] = [{"role": "system", "content": instructions}] if instructions else []
@@ -62,13 +66,13 @@ def _should_replay(target: str, context: ReasoningContentReplayContext) -> bool:
 
 
 def _is_from(data: _Json, model: str, target: str) -> bool:
-    """Whether an item is this model's: models of one name are at several vendors, so its target tells."""
+    """Return True if an item is this model's. Vendors share model names, so its target decides."""
     report = data.get("llm_spec")
     origin = report.get("target") if isinstance(report, dict) else None
     return data.get("model") == model and origin in (None, target)
 
 
-# ------------------------------------------------------------------------------------------------ reasoning
+# ---------------------------------------------------------------------------------------- reasoning
 
 
 def _put_index_for_reasoning(item: TResponseInputItem, reasoning: list[_Json]) -> TResponseInputItem:
@@ -81,7 +85,7 @@ def _put_index_for_reasoning(item: TResponseInputItem, reasoning: list[_Json]) -
 
 
 def _restore_item(reasoning: list[_Json], should_replay: ShouldReplayReasoningContent) -> ShouldReplayReasoningContent:
-    """The same hook; it sees the items as they were."""
+    """Wrap the hook so that it sees the original items."""
 
     def should_replay_item(context: ReasoningContentReplayContext) -> bool:
         index = int(context.reasoning.item["summary"][0]["text"])
@@ -106,7 +110,7 @@ def _get_text(item: _Json) -> str:
 
 
 def _get_details(item: _Json) -> tuple[ReasoningDetail, ...]:
-    """What the API needs back; blocks of thinking that are not signed it refuses."""
+    """Return the details that the API needs back. It refuses unsigned blocks of thinking."""
     data = _get_provider_data(item)
     blocks = [block for block in data.get("thinking_blocks") or () if block.get("signature") or block.get("data")]
     return (
@@ -119,11 +123,11 @@ def _get_provider_data(item: _Json) -> _Json:
     return item.get("provider_data") or {}
 
 
-# ------------------------------------------------------------------------------------------------ parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 def _move_files_of_tools(messages: Iterable[_Json]) -> list[_Json]:
-    """Chat completions take texts alone from tools: other parts follow their results, in a message of the user."""
+    """Move files of tool results to a user message: chat completions take only texts from tools."""
     placed: list[_Json] = []
     moved: list[_Json] = []
     for message in messages:
@@ -138,7 +142,7 @@ def _move_files_of_tools(messages: Iterable[_Json]) -> list[_Json]:
 
 
 def _split_tool_content(message: _Json) -> tuple[Any, list[_Json]]:
-    """What a tool message says, and the parts for the user's."""
+    """Return the content of a tool message, and the parts for a user message."""
     content = message["content"]
     if not isinstance(content, list):
         return content, []
@@ -152,7 +156,7 @@ def _split_tool_content(message: _Json) -> tuple[Any, list[_Json]]:
 
 
 def _mark_cached_parts(messages: Iterable[_Json]) -> list[_Json]:
-    """Where a prompt is cached up to, in Anthropic's word."""
+    """Convert the SDK's marks for prompt caching to Anthropic's."""
     return [
         {**message, "content": [_mark_cached_part(part) for part in message["content"]]}
         if isinstance(message.get("content"), list)

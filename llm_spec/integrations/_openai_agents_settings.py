@@ -1,4 +1,4 @@
-"""ModelSettings of the Agents SDK as options of a request: each is taken, or refused by its name. Pure."""
+"""Converts the Agents SDK's ModelSettings to request options, or refuses them by name. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agents import ModelSettings, UserError
 
 __all__ = ["build_setting_options"]
 
-# What the request says in the same word.
+# Settings with the same name in a request.
 _SAME_WORD: Final = frozenset(
     {
         "frequency_penalty",
@@ -26,7 +26,7 @@ _SAME_WORD: Final = frozenset(
         "verbosity",
     }
 )
-# Read below, or where the request is made.
+# Read below, or when the request is built.
 _READ: Final = frozenset(
     {
         "extra_args",
@@ -38,25 +38,29 @@ _READ: Final = frozenset(
         "truncation",
     }
 )
-# The runner's, and what to do with usage, which is always counted.
+# Read by the runner. Usage is always counted.
 _OF_THE_RUNNER: Final = frozenset({"include_usage", "preserve_raw_usage", "retry", "timeout"})
 _ADVICE: Final = {
-    "context_management": "only OpenAI's Responses API has it",
-    "extra_headers": "headers belong to the target; give its provider what it needs",
-    "extra_query": "queries belong to the target's address; write it there",
+    "context_management": "leave it out: only OpenAI's Responses API has it",
+    "extra_headers": "headers belong to the target: give them to its provider",
+    "extra_query": "write the query into the target's address",
 }
-# Of `extra_args`: what OpenAI's client does not send in the body.
+# Keys of `extra_args` that OpenAI's client does not send in the body.
 _OF_THE_CLIENT: Final = frozenset(
     {"extra_headers", "extra_query", "messages", "model", "stream", "stream_options", "timeout"}
 )
-# A summary is what the target shows of its reasoning: it comes without being requested.
+# A summary needs no request: it is the reasoning that a target shows anyway.
 _REASONING: Final = frozenset({"effort", "generate_summary", "summary"})
 _LOGPROBS: Final = "message.output_text.logprobs"
-_INCLUDED: Final = frozenset({_LOGPROBS, "reasoning.encrypted_content"})  # the latter comes unasked
+# Encrypted reasoning is always sent
+_INCLUDED: Final = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
 
 
 def build_setting_options(settings: ModelSettings) -> dict[str, Any]:
-    """Options for `build_request_options`, without those about tools. Raises UserError naming what is not taken."""
+    """Build the options for `build_request_options`, except those about tools.
+
+    Raises UserError that names a setting that is not supported.
+    """
     given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given.keys() - _SAME_WORD - _READ - _OF_THE_RUNNER:
@@ -86,13 +90,14 @@ def build_setting_options(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _check_truncation(settings: ModelSettings) -> None:
-    if settings.truncation not in (None, "disabled"):  # a prompt that is too long is an error here in any case
+    # a prompt that is too long always raises
+    if settings.truncation not in (None, "disabled"):
         raise _refuse("truncation", settings.truncation)
 
 
 def _refuse(name: str, value: object) -> UserError:
     field = name.removeprefix("extra_args['").removesuffix("']")
-    # A header may hold a key: values of what is sent are not told.
+    # A header may hold a key, so values of `extra_…` are not shown.
     told = "set" if field.startswith("extra_") else repr(value)
     advice = _ADVICE.get(field, "leave it out")
     return UserError(f"ModelSettings.{name} is {told}, which SpeculativeModel does not take; {advice}")

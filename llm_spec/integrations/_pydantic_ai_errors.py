@@ -1,4 +1,4 @@
-"""Errors of this library as pydantic-ai's own, by HTTP status where there is one. Pure."""
+"""Converts this library's errors to pydantic-ai's, by HTTP status if there is one. Pure."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ _CATEGORIES_BY_CODE: Final[dict[str, Any]] = {
 
 
 def convert_error_to_pydantic_ai(name: str, error: LlmSpecError, *, in_stream: bool = False) -> ModelAPIError:
-    """The error that pydantic-ai's own models raise for the same failure of the model `name`.
+    """Return the error that pydantic-ai's own models raise for this failure of the model `name`.
 
-    With a status it is a ModelHTTPError and of a category, so that both are caught; without one, a category alone.
+    With a status it is a ModelHTTPError and an error of a category, so that either can be caught.
+    Without a status it is only an error of a category.
     """
     retry_after_s = error.retry_after_s if isinstance(error, TransientError | CircuitOpenError) else None
     if error.status is None or error.status < 400:

@@ -1,7 +1,8 @@
-"""Files of a conversation as OpenAI's content parts, as pydantic-ai's own chat model sends them.
+"""Converts files of a conversation to OpenAI's content parts, as pydantic-ai's own chat model does.
 
-Texts are read into the prompt. Others are sent by their content; a URL of an image stays one, unless it is to be
-downloaded. Downloads are pydantic-ai's, with its limits and its protection of private addresses.
+Text files become a part of the prompt. Other files are sent as data. The URL of an image is sent as
+it is, unless a download is forced. pydantic-ai downloads, with its limits and its protection of
+private addresses.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from pydantic_ai.profiles import ModelProfile
 
 __all__ = ["FormatTextFile", "convert_user_content_to_openai", "is_text_media_type"]
 
-FormatTextFile: TypeAlias = Callable[[str, str, str], str]  # the text, its media type and what the file is called
+# Takes the text, its media type and the file's identifier
+FormatTextFile: TypeAlias = Callable[[str, str, str], str]
 
 _AUDIO_FORMATS: Final = ("wav", "mp3")
-_MARKED_PROVIDERS: Final = ("anthropic", "openrouter")  # whose prompt caches are marked in the parts of a message
+# Providers whose prompt caches are marked in the parts of a message
+_MARKED_PROVIDERS: Final = ("anthropic", "openrouter")
 _TEXT_TYPES: Final = frozenset(
     {"application/json", "application/toml", "application/x-yaml", "application/xml", "application/yaml"}
 )
@@ -37,7 +40,7 @@ _TEXT_TYPES: Final = frozenset(
 async def convert_user_content_to_openai(
     items: Sequence[UserContent], profile: ModelProfile, system: str, format_text_file: FormatTextFile
 ) -> tuple[Mapping[str, Any], ...]:
-    """The parts that a user's content becomes; raises UserError for what chat has no part for."""
+    """Convert a user's content to parts. Raises UserError for content that chat has no part for."""
     parts: list[dict[str, Any]] = []
     for item in items:
         if not isinstance(item, CachePoint):
@@ -65,7 +68,7 @@ async def _convert_item(
             return _convert_uploaded_file(item, system)
         case _:
             raise UserError(
-                f"{type(item).__name__} cannot be sent as chat content; texts, images, audio and documents can"
+                f"{type(item).__name__} cannot be sent as chat content; send texts, images, audio or documents"
             )
 
 
@@ -73,7 +76,7 @@ def _convert_uploaded_file(item: UploadedFile, system: str) -> dict[str, Any]:
     if item.provider_name != system or item.media_type.startswith("image/"):
         raise UserError(
             f"UploadedFile {item.file_id!r} ({item.media_type}) of {item.provider_name} cannot be sent to {system}; "
-            "documents that were uploaded to the target's own provider can"
+            "send a document that was uploaded to the target's own provider"
         )
     return {"type": "file", "file": {"file_id": item.file_id}}
 
@@ -87,7 +90,9 @@ def _convert_binary_content(item: BinaryContent, format_text_file: FormatTextFil
         return _build_audio(item.base64, item.format)
     if item.is_document:
         return _build_file(item.data_uri, item.format)
-    raise UserError(f"BinaryContent of {item.media_type} cannot be sent as chat content; images, audio, documents can")
+    raise UserError(
+        f"BinaryContent of {item.media_type} cannot be sent as chat content; send texts, images, audio or documents"
+    )
 
 
 async def _convert_document_url(
@@ -114,7 +119,7 @@ def _decode_text(item: BinaryContent) -> str:
 
 
 def is_text_media_type(media_type: str) -> bool:
-    """Whether files of this type are read into the prompt."""
+    """Return True if files of this type become a part of the prompt."""
     kind = media_type.partition(";")[0].strip()
     return kind.startswith("text/") or kind.endswith(("+json", "+xml")) or kind in _TEXT_TYPES
 

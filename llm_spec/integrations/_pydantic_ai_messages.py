@@ -1,8 +1,8 @@
-"""pydantic-ai's messages to those of a ChatRequest.
+"""Converts pydantic-ai's messages to those of a ChatRequest.
 
-What `Model.prepare_messages` translates for every model (realtime speech, changes of instructions or tools) never
-arrives here from an agent; a caller who drives a model by hand has to call it first. Texts of the system keep their
-role and place: what a target makes of later ones is its provider's.
+An agent calls `Model.prepare_messages` first, which translates some parts for every model (realtime
+speech, changes of instructions or tools). A caller without an agent has to call it, too. System
+texts keep their role and place: the target's provider decides how it sends later ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pydantic_ai._thinking_part import render_replayed_thinking  # how all of pydantic-ai's own models write it
+from pydantic_ai._thinking_part import render_replayed_thinking  # as pydantic-ai's own models do
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
     InstructionPart,
@@ -39,9 +39,10 @@ __all__ = ["MessageConverter"]
 
 @dataclass(frozen=True, kw_only=True)
 class MessageConverter:
-    """What messages become for a target of the provider `system`.
+    """Converts messages for a target of the provider `system`.
 
-    `is_accepted`: whether that provider takes back what a part of an answer has signed or encrypted.
+    `is_accepted` returns True if that provider takes back what is signed or encrypted in a part of
+    an answer.
     """
 
     system: str
@@ -50,7 +51,7 @@ class MessageConverter:
     format_text_file: FormatTextFile
 
     async def convert(self, messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> list[ChatMessage]:
-        """All messages; the run's instructions follow the system prompts at the beginning of the conversation.
+        """Convert all messages. The run's instructions follow the first system prompts.
 
         Raises UserError for parts that chat has no place for.
         """
@@ -73,7 +74,7 @@ class MessageConverter:
                 yield ChatMessage("tool", text, tool_call_id=part.tool_call_id)
             else:
                 yield await self._convert_request_part(part)
-        if files:  # a tool message is text alone
+        if files:  # a tool message has only text
             yield await self._build_user_message(files)
 
     async def _convert_request_part(self, part: ModelRequestPart) -> ChatMessage:
@@ -97,7 +98,7 @@ class MessageConverter:
         return ChatMessage("user", parts)
 
     def _convert_response(self, response: ModelResponse) -> Iterator[ChatMessage]:
-        """The assistant's message; what other providers' own tools did, and files that it made, are not sent back."""
+        """Convert an answer. Calls of providers' own tools, and files, are not sent back."""
         texts: list[str] = []
         carried: list[str] = []  # reasoning that some models would imitate in their own turn
         calls: list[ToolCall] = []

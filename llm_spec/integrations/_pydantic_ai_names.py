@@ -1,4 +1,7 @@
-"""How pydantic-ai calls a target: its provider, its model and its address, so that price tables find them. Pure."""
+"""The names of a target in pydantic-ai: provider, model and address. Pure.
+
+Price tables find a target by them.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,16 @@ from llm_spec.kit.server_addresses import parse_server_address
 
 __all__ = ["Target", "describe_target", "split_name"]
 
-_OWN_PROVIDER: Final = "llm-spec"  # of what has no provider of its own, such as several drafts together
-_PROVIDERS: Final = {"kimi": "moonshotai", "qwen": "alibaba"}  # where pydantic-ai has another word
+_OWN_PROVIDER: Final = "llm-spec"  # for names without a provider, such as several drafts together
+_PROVIDERS: Final = {"kimi": "moonshotai", "qwen": "alibaba"}  # if pydantic-ai has another name
 
 
 class Target(NamedTuple):
-    """A target. `url` has no credentials; None: it is the provider's own, or not known. `is_local`: in this process."""
+    """A target.
+
+    `url` has no credentials. It is None if the address is the provider's own or unknown. `is_local`
+    is True if the model runs in this process.
+    """
 
     provider: str
     model: str
@@ -26,13 +33,16 @@ class Target(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The provider and the model of a name such as `openai:gpt-4.1`."""
+    """Split a name such as `openai:gpt-4.1` into provider and model."""
     provider, model = split_provider_name(name)
     return _PROVIDERS.get(provider, provider) or _OWN_PROVIDER, model
 
 
 def describe_target(provider: LlmProvider, given: LlmProvider | str) -> Target:
-    """The target of what answers: of a decoder its own. `given` is what a user gave to be opened."""
+    """Describe the target of a provider; a decoder's is its own target.
+
+    `given` is the provider or string that the user passed in.
+    """
     address = ProviderSpec.parse(given).base_url if isinstance(given, str) else None
     url = None if address is None else parse_server_address(address).url
     if isinstance(provider, SpeculativeDecoder):

@@ -1,4 +1,4 @@
-"""What pydantic-ai may expect of a target: its profile. Pure."""
+"""Builds a target's profile: what pydantic-ai may expect of it. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _TEXT_DOCUMENTS: Final = frozenset(
 
 
 class _WhereRequestedTransformer(OpenAIJsonSchemaTransformer):
-    """Makes a schema strict where that was requested, and no other, as models in this process hold to strict tools."""
+    """Makes a schema strict only if that was requested.
+
+    Models in this process enforce strict schemas, so no schema becomes strict by itself.
+    """
 
     def walk(self) -> dict[str, Any]:
         if self.strict:
@@ -31,10 +34,11 @@ class _WhereRequestedTransformer(OpenAIJsonSchemaTransformer):
 
 
 def build_profile(target: Target, capabilities: Capabilities) -> ModelProfile:
-    """What the target says of itself, over what pydantic-ai knows of a vendor's model.
+    """Build the profile of a target.
 
-    Whether other servers' models reason is not known, so they are told what is wished of them. Later texts of the
-    system go to all targets as they are: each provider has its rule for them.
+    The target's capabilities override what pydantic-ai knows of a vendor's model. It is not known
+    if models of other servers reason, so the `thinking` setting is passed on to them. Later system
+    texts are sent unchanged: each provider has its own rule for them.
     """
     is_local, is_anthropic = target.is_local, target.provider == "anthropic"
     profile = ModelProfile(

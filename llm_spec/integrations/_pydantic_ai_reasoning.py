@@ -1,9 +1,12 @@
-"""Reasoning as pydantic-ai keeps it, to and from what targets send and need back. Pure.
+"""Converts reasoning between pydantic-ai's parts and what targets send and need back. Pure.
 
-A `ThinkingPart` is as pydantic-ai's own model of the same API makes it: of messages the text with its signature, or
-what may not be read (`redacted_thinking`); of chat completions the text with the field as its id. The items of
-`reasoning_details` are in `provider_details` of the first such part, whole, as JSON. Text between tags has the id
-`content`.
+A `ThinkingPart` has the form that pydantic-ai's own model of the same API gives it:
+
+- Anthropic's messages: the text with its signature, or redacted data with the id
+  `redacted_thinking`.
+- Chat completions: the text with the name of its field as id. The items of `reasoning_details` are
+  in `provider_details` of the first such part, whole, as JSON.
+- Text between tags: the id is `content`.
 """
 
 from __future__ import annotations
@@ -32,22 +35,26 @@ __all__ = [
 CONTENT_ID: Final = "content"
 REASONING_ID: Final = "reasoning_content"
 REDACTED_ID: Final = "redacted_thinking"
-_REDACTED_IDS: Final = (REDACTED_ID, "redacted_content")  # the second of Bedrock
+_REDACTED_IDS: Final = (REDACTED_ID, "redacted_content")  # the second is Bedrock's
 _WHOLE_ITEMS: Final = "reasoning_details"
 _TEXT_FIELDS: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
-_ITEM_FIELDS: Final = ("type", "format", "index")  # what pydantic-ai's own model keeps of an item beside its text
+# Fields of an item that pydantic-ai's own model keeps besides its text
+_ITEM_FIELDS: Final = ("type", "format", "index")
 _SEPARATOR: Final = "\n\n"
 
 Tags: TypeAlias = tuple[str, str]
 
 
 def get_thinking_tags(profile: ModelProfile) -> Tags:
-    """Between which tags a model's text is reasoning."""
+    """Return the tags that enclose reasoning in a model's text."""
     return profile.get("thinking_tags", DEFAULT_THINKING_TAGS)
 
 
 def separate_thoughts(parts: Iterable[ModelResponsePart], tags: Tags, system: str) -> Iterator[ModelResponsePart]:
-    """The parts of a whole answer, with what is between tags in its texts as reasoning; an open tag begins none."""
+    """Yield the parts of a whole answer, with text between tags as reasoning.
+
+    Text after a tag that is not closed is not reasoning.
+    """
     start, end = tags
     for part in parts:
         if not isinstance(part, TextPart) or start not in part.content:
@@ -67,9 +74,9 @@ def separate_thoughts(parts: Iterable[ModelResponsePart], tags: Tags, system: st
 
 
 class ThoughtSplitter:
-    """Tells apart what is between tags in a text that comes in pieces, wherever they are cut.
+    """Separates the text between tags from other text, if a text comes in pieces.
 
-    What may be the beginning of a tag is held back until it is known.
+    A tag may be cut anywhere: text that may be the start of a tag is held back until that is known.
     """
 
     def __init__(self, tags: Tags) -> None:
@@ -78,7 +85,10 @@ class ThoughtSplitter:
         self._held_text = ""
 
     def push(self, piece: str) -> Iterator[tuple[bool, str]]:
-        """Whether each next part is reasoning, and the part; an empty one begins reasoning that may stay empty."""
+        """Yield the next parts: True if a part is reasoning, and its text.
+
+        An empty text marks the start of reasoning, which may stay empty.
+        """
         text, self._held_text = self._held_text + piece, ""
         while True:
             tag = self._tags[self._is_thought]
@@ -98,14 +108,14 @@ class ThoughtSplitter:
             yield self._is_thought, shown
 
     def flush(self) -> Iterator[tuple[bool, str]]:
-        """What is held back: it was no tag."""
+        """Yield the text that was held back; it was not a tag."""
         held, self._held_text = self._held_text, ""
         if held:
             yield self._is_thought, held
 
 
 def describe_chat_details(items: Sequence[Mapping[str, Any]]) -> tuple[str | None, dict[str, Any]]:
-    """The signature and `provider_details` of a part that keeps these items of `reasoning_details`."""
+    """Return the signature and `provider_details` of a part that keeps these items."""
     first = items[0]
     signature = first.get("signature") or first.get("data")
     details = {name: first[name] for name in _ITEM_FIELDS if name in first}
@@ -115,9 +125,9 @@ def describe_chat_details(items: Sequence[Mapping[str, Any]]) -> tuple[str | Non
 def collect_reasoning(
     response: ModelResponse, is_accepted: Callable[[ModelResponse, ThinkingPart], bool], profile: ModelProfile
 ) -> tuple[str, tuple[ReasoningDetail, ...]]:
-    """The reasoning of an answer that its target reads again, and the details that it needs; each as it came.
+    """Return the reasoning that a target reads again, and the details that it needs, unchanged.
 
-    What another provider wrote, and what came between tags, is none (`can_only_be_text`).
+    Reasoning of another provider and text between tags are left out (see `can_only_be_text`).
     """
     if _get_way_back(profile) not in ("auto", "field"):
         return "", ()
@@ -133,7 +143,10 @@ def can_only_be_text(
     is_accepted: Callable[[ModelResponse, ThinkingPart], bool],
     profile: ModelProfile,
 ) -> bool:
-    """Whether reasoning goes back as text alone (`render_replayed_thinking`), as pydantic-ai's own model sends it."""
+    """Return True if reasoning goes back only as text (`render_replayed_thinking`).
+
+    The rule is that of pydantic-ai's own chat model.
+    """
     way = _get_way_back(profile)
     is_text = way == "tags" or (way == "auto" and not (_is_native(part) and is_accepted(response, part)))
     return is_text and bool(part.content)
@@ -144,7 +157,7 @@ def _get_way_back(profile: ModelProfile) -> Any:
 
 
 def _is_native(part: ThinkingPart) -> bool:
-    """Whether a part came in a field of its own; an id alone that is the tags' is none."""
+    """Return True if a part came in a field of its own, not between tags."""
     return part.id != CONTENT_ID and bool(part.id or part.signature or part.provider_details)
 
 
@@ -163,7 +176,7 @@ def _build_details(part: ThinkingPart) -> Iterator[ReasoningDetail]:
 
 
 def _build_chat_item(part: ThinkingPart, fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The item that pydantic-ai's own model made a part of."""
+    """Rebuild the item that pydantic-ai's own model made this part of."""
     item: dict[str, Any] = {name: fields[name] for name in _ITEM_FIELDS if fields.get(name) is not None}
     if part.id is not None:
         item["id"] = part.id

@@ -1,7 +1,7 @@
-"""pydantic-ai's settings, tools and output types as options of a ChatRequest. Pure.
+"""Converts pydantic-ai's settings, tools and output types to options of a ChatRequest. Pure.
 
-Each setting is taken, enforced by pydantic-ai itself, or named in an UnsupportedSettingWarning. Those of other vendors
-(`google_…`, `bedrock_…`) say nothing to a model here, as to pydantic-ai's own models.
+Each setting is used, enforced by pydantic-ai itself, or named in an UnsupportedSettingWarning.
+Settings of other vendors (`google_…`, `bedrock_…`) are ignored, as by pydantic-ai's own models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import UnsupportedSettingWarning, UserError
 from pydantic_ai.models import ModelRequestParameters
-from pydantic_ai.models._tool_choice import resolve_tool_choice  # what all of pydantic-ai's own models decide by
+from pydantic_ai.models._tool_choice import resolve_tool_choice  # as pydantic-ai's own models do
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.profiles.anthropic import ANTHROPIC_THINKING_BUDGET_MAP
 from pydantic_ai.profiles.openai import OPENAI_REASONING_EFFORT_MAP, SAMPLING_PARAMS
@@ -27,7 +27,7 @@ from llm_spec.integrations._shared import convert_logprob_options, convert_predi
 
 __all__ = ["KEPT_ANNOTATIONS", "build_request_options", "warn_about_unused_settings"]
 
-_SCHEMA_NAME: Final = "final_result"  # where the output type has none
+_SCHEMA_NAME: Final = "final_result"  # if the output type has no name
 _OPTIONS: Final[Mapping[str, str]] = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -40,7 +40,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "openai_logprobs": "logprobs",
     "openai_top_logprobs": "top_logprobs",
 }
-# fields that go to a server in `extra`; a vendor's own word for a setting comes behind the one that all share
+# Fields that go to a server in `extra`. A vendor's own setting follows the shared one and wins
 _EXTRA_FIELDS: Final[Mapping[str, str]] = {
     "service_tier": "service_tier",
     "openai_moderation": "moderation",
@@ -78,15 +78,16 @@ _READ: Final = frozenset(
         "tool_choice",
     }
 )
-_BY_PYDANTIC_AI: Final = frozenset(  # enforced, or warned about, by itself
+_BY_PYDANTIC_AI: Final = frozenset(  # enforced, or warned about, by pydantic-ai itself
     {"extra_headers", "first_event_timeout", "framing_announcement", "max_retries", "request_timeout", "timeout"}
 )
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
-_VENDORS: Final = {"anthropic": "anthropic_"}  # of targets, for whom settings with this prefix are made
+# Providers of targets, and the prefix of the settings that are made for them
+_VENDORS: Final = {"anthropic": "anthropic_"}
 
 
 def warn_about_unused_settings(settings: Mapping[str, Any], target: Target, capabilities: Capabilities) -> None:
-    """Name what this target does not use; what is None or False requests nothing."""
+    """Warn about settings that this target does not use. None and False request nothing."""
     used = _READ | _BY_PYDANTIC_AI | _get_vendor_fields(target).keys() | {_ANTHROPIC_EFFORT}
     if not target.is_local and not _can_use_predictions(capabilities):
         used -= {_PREDICTION}
@@ -100,16 +101,16 @@ def warn_about_unused_settings(settings: Mapping[str, Any], target: Target, capa
 
 
 def _can_use_predictions(can: Capabilities) -> bool:
-    """Whether a server takes them, or may verify one as a draft."""
+    """Return True if a server takes predictions, or may verify one as a draft."""
     return can.prediction or can.continue_prefix or can.token_endpoint is not None or bool(can.discoverable)
 
 
 def build_request_options(
     settings: ModelSettings, parameters: ModelRequestParameters, profile: ModelProfile, target: Target
 ) -> RequestOptions:
-    """The options that prepared settings and parameters mean for a target.
+    """Build a target's request options from prepared settings and parameters.
 
-    Raises UserError for an `extra_body` that is no mapping, and for a prediction that is not text.
+    Raises UserError if `extra_body` is not a mapping or a prediction is not text.
     """
     extra = {} if parameters.thinking is None else _translate_thinking(parameters.thinking, profile, target)
     extra |= _collect_extra_fields(settings, target)
@@ -124,13 +125,16 @@ def build_request_options(
     if options["tools"] and "parallel_tool_calls" in settings:
         extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
     options["extra"] = extra | _read_extra_body(settings.get("extra_body"))
-    return cast("RequestOptions", convert_logprob_options(options))  # keys as in _OPTIONS and above
+    return cast("RequestOptions", convert_logprob_options(options))
 
 
 def _drop_sampling_of_reasoning_models(
     chosen: Mapping[str, Any], effort: str | None, profile: ModelProfile
 ) -> Mapping[str, Any]:
-    """The settings without those that OpenAI's models refuse while they reason, named in a warning, as by its own."""
+    """Remove settings that OpenAI's models refuse while they reason.
+
+    A warning names them, as in pydantic-ai's own model.
+    """
     known: Mapping[str, Any] = cast("Mapping[str, Any]", profile)
     if not known.get("openai_supports_reasoning"):
         return chosen
@@ -166,7 +170,7 @@ def _read_extra_body(body: object) -> dict[str, Any]:
 
 
 def _convert_prediction(prediction: Mapping[str, Any] | None) -> str | None:
-    """The text of a predicted output, which may be in parts."""
+    """Return the text of a predicted output, which may be in parts."""
     if prediction is None:
         return None
     try:
@@ -176,7 +180,7 @@ def _convert_prediction(prediction: Mapping[str, Any] | None) -> str | None:
 
 
 def _translate_thinking(thinking: Any, profile: ModelProfile, target: Target) -> dict[str, Any]:
-    """The wish to think in the words of the target; a vendor's own setting, or `extra_body`, has the last word."""
+    """Translate `thinking` for the target. A vendor's own setting or `extra_body` overrides it."""
     known: Mapping[str, Any] = cast("Mapping[str, Any]", profile)
     if target.is_local:
         return {"enable_thinking": True} if thinking is True else {"reasoning_effort": thinking or "none"}
@@ -191,7 +195,7 @@ def _translate_thinking(thinking: Any, profile: ModelProfile, target: Target) ->
 
 
 def _choose_effort(requested: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The lowest effort that the model accepts and that is not below the requested one, else its highest."""
+    """Return the lowest accepted effort that is not below the requested one, else the highest."""
     accepted = known.get("openai_reasoning_efforts")
     if accepted is None:
         return {"reasoning_effort": requested}
@@ -200,7 +204,7 @@ def _choose_effort(requested: str, known: Mapping[str, Any]) -> dict[str, Any]:
     return {"reasoning_effort": next(enough, efforts[-1])} if efforts else {}
 
 
-# ------------------------------------------------------------------------------------------- tools and output
+# --------------------------------------------------------------------------------- tools and output
 
 
 def _convert_pydantic_ai_tools(
@@ -213,7 +217,7 @@ def _convert_pydantic_ai_tools(
         choice, names = resolved
         if choice == "required" and len(names) == 1:
             choice = {"type": "function", "function": {"name": next(iter(names))}}
-        else:  # chat completions can force one tool or any, not some
+        else:  # chat completions can force one tool or any tool, but not some
             offered_tools = {name: tool for name, tool in offered_tools.items() if name in names}
     tools = [_convert_pydantic_ai_tool(tool, profile) for tool in offered_tools.values()]
     return tools, choice if offered_tools else None

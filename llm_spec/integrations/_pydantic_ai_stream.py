@@ -1,4 +1,4 @@
-"""An answer's events as the parts of a pydantic-ai response."""
+"""Converts an answer's events to the parts of a pydantic-ai response."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _Segment = Literal["none", "text", "thought", "reasoning"]
 
 
 def find_request_span() -> Span | None:
-    """The span that pydantic-ai has opened for this request, where it is instrumented; no other."""
+    """Return the span that pydantic-ai opened for this request, or None without instrumentation."""
     span = get_current_span()
     return span if span.is_recording() and _REQUESTED_MODEL in (getattr(span, "attributes", None) or {}) else None
 
@@ -60,8 +60,8 @@ def find_request_span() -> Span | None:
 class SpeculativeStreamedResponse(StreamedResponse):
     """One answer as it comes. `cancel()` and leaving the stream end the request.
 
-    Text, and reasoning, that something else interrupts are parts of their own. With `_splitter`, what it finds in the
-    text to be reasoning comes as such. `_keeps_annotations`: those of the answer are kept with its last text.
+    If something interrupts text or reasoning, the rest is a part of its own. `_splitter` finds
+    reasoning in the text. With `_keeps_annotations`, the last text keeps the answer's annotations.
     """
 
     _target: Target
@@ -79,19 +79,20 @@ class SpeculativeStreamedResponse(StreamedResponse):
     _chat_details: list[ReasoningDetail] = field(default_factory=list[ReasoningDetail], init=False)
     _annotations: list[Any] = field(default_factory=list[Any], init=False)
     _refusal: str = field(default="", init=False)
-    _usage_received: bool | None = field(default=False, init=False)  # a provider may leave usage out
+    # a provider may leave usage out
+    _usage_received: bool | None = field(default=False, init=False)
 
     @property
     def has_refused(self) -> bool:
-        """Whether the model said that it will not answer."""
+        """True if the model refused to answer."""
         return bool(self._refusal)
 
     async def close_stream(self) -> None:
-        """Close the upstream; a task that waits for the next event is released."""
+        """Close the upstream and release a task that waits for the next event."""
         await self._stream.aclose()
 
     def get_stream_cancel_errors(self) -> tuple[type[BaseException], ...]:
-        """What a waiting reader gets when `cancel()` closes the upstream."""
+        """Return the errors that a waiting reader gets if `cancel()` closes the upstream."""
         return (StreamClosedError,)
 
     async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
@@ -129,16 +130,16 @@ class SpeculativeStreamedResponse(StreamedResponse):
             case _:
                 pass
 
-    # --------------------------------------------------------------------------------------------- parts
+    # ---------------------------------------------------------------------------------------- parts
 
     def _enter(self, kind: _Segment) -> tuple[_Segment, int]:
-        """The segment that the next piece of this kind belongs to."""
+        """Return the segment that the next piece of this kind belongs to."""
         if self._segment[0] != kind:
             self._segment = (kind, self._segment[1] + 1)
         return self._segment
 
     def _leave(self) -> Iterator[ModelResponseStreamEvent]:
-        """End the text or reasoning that is open, with what was held back of it."""
+        """End the open text or reasoning, with the text that was held back."""
         if self._splitter is not None:
             yield from self._add_split_text(self._splitter.flush())
         self._enter("none")
@@ -173,7 +174,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         )
 
     def _add_thinking_block_detail(self, detail: ReasoningDetail) -> Iterator[ModelResponseStreamEvent]:
-        """A signature ends its block of thinking, which is open; what may not be read is a block of its own."""
+        """Add a signature, which ends the open block. Redacted thinking is a block of its own."""
         is_redacted = detail.value.get("type") == REDACTED_ID
         if is_redacted or self._segment[0] != "reasoning":
             yield from self._leave()
@@ -187,7 +188,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         self._enter("none")
 
     def _add_tool_call_delta(self, delta: ToolCallDelta) -> Iterator[ModelResponseStreamEvent]:
-        """A piece of a call; some servers say its name and id with every piece, and pydantic-ai adds them up."""
+        """Add a piece of a call. Some servers repeat name and id, which pydantic-ai would join."""
         if self._segment[0] != "none":
             yield from self._leave()
         is_named = delta.index in self._named_calls
@@ -200,7 +201,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
             tool_call_id=None if is_named else delta.id or None,
         )
 
-    # ----------------------------------------------------------------------------------------------- end
+    # ------------------------------------------------------------------------------------------ end
 
     def _end_answer(self, finish: Finish) -> Iterator[ModelResponseStreamEvent]:
         yield from self._leave()
@@ -227,7 +228,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         self.provider_response_id = finish.response_id
         self.provider_details = describe_finish_as_json(finish)
         if self._refusal:
-            self.finish_reason = "content_filter"  # by which pydantic-ai knows a refusal
+            self.finish_reason = "content_filter"  # by this pydantic-ai recognizes a refusal
             del self.provider_details["finish_reason"]
             self.provider_details["refusal"] = self._refusal
         if self._logprobs:
@@ -236,7 +237,8 @@ class SpeculativeStreamedResponse(StreamedResponse):
             self._add_usage(_convert_usage_to_pydantic_ai(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:
             attempts = _list_failed_attempts(finish.result, self._started)
-            self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own
+            # a fallback model may have put its own attempts there
+            self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None
             self._record_result_in_span(finish.result)
 
     def _record_result_in_span(self, result: SpeculativeResult) -> None:
@@ -281,7 +283,7 @@ def _convert_usage_to_pydantic_ai(usage: Usage) -> RequestUsage:
 
 
 def _list_failed_attempts(result: SpeculativeResult, started: datetime) -> list[ModelRequestAttempt]:
-    """What was tried for an answer and is not in it, in pydantic-ai's words; of times only the draft's is known."""
+    """List the attempts that failed or were rejected. Only a rejected draft's time is known."""
     attempts = [_build_failed_attempt(result.target, reason, started) for reason in result.retries]
     attempts += [_build_failed_attempt(result.draft or "draft", reason, started) for reason in result.fallbacks]
     if result.draft is not None and result.stats.num_wasted_draft_tokens:

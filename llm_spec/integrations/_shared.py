@@ -1,4 +1,4 @@
-"""What every adapter needs: a provider given or named, streams that other tasks and threads may close, shared words."""
+"""Shared by the adapters: sources of providers, streams that any task may close, conversions."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _TARGET_NAME: Final = re.compile(r"([A-Za-z0-9_-]+):(.+)", re.DOTALL)
 
 
 class ProviderSource:
-    """A provider as it was given, or a decoder made here of a target, a draft and a config.
+    """A provider that the caller gave, or a decoder made of a target, a draft and a config.
 
-    What was opened here, from strings, `aclose` closes; asked for again, it is made anew. What was given is the giver's
-    to close. Raises what `SpeculativeDecoder` raises.
+    `aclose` closes what was opened here from strings; the next use opens it again. The caller
+    closes what it gave. Raises what `SpeculativeDecoder` raises.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ProviderSource:
     ) -> None:
         self._target, self._draft, self._config = target, draft, config
         self._decoder: SpeculativeDecoder | None = None
-        self.name = self.provider.name  # a wrong string raises at once
+        self.name = self.provider.name  # raises at once if a string is wrong
 
     @property
     def provider(self) -> LlmProvider:
-        """The provider to ask."""
+        """The provider that answers."""
         if not isinstance(self._target, str) and self._draft is None and self._config is None:
             return self._target
         if self._decoder is None:
@@ -67,16 +67,17 @@ class ProviderSource:
 
     @property
     def target(self) -> LlmProvider:
-        """What the answers are by: of a decoder its target."""
+        """The target of the decoder, or the provider if it is not a decoder."""
         provider = self.provider
         if provider is self._decoder or isinstance(provider, SpeculativeDecoder):
             return provider.target
         return provider
 
     def limit(self, *, timeout_s: float | None = None, max_retries: int | None = None) -> ProviderSource:
-        """The same provider under `limit_config`; one that is no decoder has no config, and stays as it is.
+        """Return the same provider with the limits of `limit_config`.
 
-        Nothing is opened anew. Raises ConfigError for a limit that cannot be one.
+        A provider that is not a decoder has no config and is returned unchanged. Nothing is opened
+        again. Raises ConfigError for a limit that is not valid.
         """
         decoder = self.provider
         if (timeout_s is None and max_retries is None) or not isinstance(decoder, SpeculativeDecoder):
@@ -86,7 +87,11 @@ class ProviderSource:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError."""
+        """Open the events of an answer.
+
+        They end with TargetError if there is no Finish: a part of an answer must not pass for a
+        whole one.
+        """
         async with (
             self.provider.stream(request) as events,
             aclosing(_require_finish_event(events, self.name)) as checked_events,
@@ -103,9 +108,10 @@ class ProviderSource:
 def limit_config(
     config: SpeculativeConfig, *, timeout_s: float | None = None, max_retries: int | None = None
 ) -> SpeculativeConfig:
-    """The config with what a framework says of a call: the longest silence, attempts after the first. None: as it is.
+    """Return the config with a framework's limits; None leaves a limit unchanged.
 
-    Raises ConfigError for what cannot be.
+    `timeout_s` is the longest silence. `max_retries` counts the attempts after the first. Raises
+    ConfigError for a value that is not valid.
     """
     if timeout_s is not None:
         config = replace(config, timeouts=Timeouts(first_chunk_s=timeout_s, between_chunks_s=timeout_s))
@@ -124,10 +130,11 @@ async def _require_finish_event(events: AsyncIterator[StreamEvent], name: str) -
 
 
 class BridgedSource(EventLoopBridge):
-    """A `source` on one event loop, for synchronous and asynchronous callers; closing the bridge closes it.
+    """A `source` on one event loop, for synchronous and asynchronous callers.
 
-    What was opened here from strings alone works on a loop of its own thread. Where a caller's provider takes part that
-    is the loop of the first call, or such a thread where that call is synchronous.
+    Closing the bridge closes the source. If all parts are strings, the source works on a loop in a
+    thread of its own. If a part is the caller's provider, it works on the loop of the first call,
+    or in such a thread if that call is synchronous.
     """
 
     def __init__(
@@ -143,14 +150,15 @@ class BridgedSource(EventLoopBridge):
 
 
 class StreamClosedError(Exception):
-    """The stream was closed while, or before, its next event was waited for."""
+    """The stream was closed before or during the wait for its next event."""
 
 
 class TaskReadEventStream:
-    """The events of `stream_context`, read by a task of its own, at most one event ahead.
+    """The events of `stream_context`, which a task of its own reads at most one event ahead.
 
-    Frameworks may open a stream in one task, read it in another and close it in a third, also while an event is being
-    waited for; a provider's stream belongs to one task. Whoever enters it leaves it: then nothing behind it goes on.
+    A provider's stream belongs to one task. Frameworks may open a stream in one task, read it in
+    another and close it in a third, even during a wait for an event. Whoever enters the stream has
+    to leave it, which ends the work behind it.
     """
 
     def __init__(self, stream_context: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
@@ -171,7 +179,7 @@ class TaskReadEventStream:
         await self.aclose()
 
     async def wait_for_first_event(self) -> None:
-        """Wait for the first event; raises what the provider raises before it."""
+        """Wait for the first event. Raises what the provider raises before it."""
         task = self._task
         while task is not None and not self._events:
             if task.done():
@@ -185,7 +193,10 @@ class TaskReadEventStream:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """The next event; raises what the provider raises, StreamClosedError once the stream is closed."""
+        """Return the next event.
+
+        Raises what the provider raises, or StreamClosedError once the stream is closed.
+        """
         await self.wait_for_first_event()
         if self._is_closed:
             raise StreamClosedError
@@ -195,14 +206,14 @@ class TaskReadEventStream:
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """End the stream's work and wait until it has ended. Safe from any task, and twice."""
+        """End the stream's work and wait until it has ended. Any task may call this, also twice."""
         self._is_closed = True
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.wait({self._task})
         if not self._task.cancelled():
-            self._task.exception()  # it has been raised, or nobody is left to whom it matters
+            self._task.exception()  # it was raised already, or no reader is left
 
     async def _read_events_into_queue(self) -> None:
         async with self._open_context as events:
@@ -214,7 +225,7 @@ class TaskReadEventStream:
 
 
 def describe_finish_as_json(finish: Finish) -> dict[str, Any]:
-    """How an answer ended and, where a decoder gave it, how it came about, as JSON values."""
+    """Describe how an answer ended and, if a decoder gave it, how it came about, as JSON values."""
     fields: dict[str, Any] = {"finish_reason": finish.finish_reason, "stopped_by": finish.stopped_by}
     if isinstance(finish, SpeculativeFinish) and finish.result is not None:
         draft_usage = finish.result.draft_usage
@@ -225,7 +236,7 @@ def describe_finish_as_json(finish: Finish) -> dict[str, Any]:
 
 
 def convert_usage_to_openai(usage: Usage) -> dict[str, Any]:
-    """Usage in the words of OpenAI's chat completions."""
+    """Convert usage to the fields of OpenAI's chat completions."""
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
@@ -243,22 +254,26 @@ def convert_usage_to_openai(usage: Usage) -> dict[str, Any]:
 
 
 def build_request_options(options: Mapping[str, Any]) -> RequestOptions:
-    """What `ChatRequest.create` takes; what it does not know goes into `extra`, to a remote target as it is.
+    """Convert options to those of `ChatRequest.create`. None means that an option is not set.
 
-    None means: not given. `extra_body`, OpenAI's client's word, goes into `extra`, too.
+    Unknown options go into `extra`, and so to a remote target unchanged. So does the content of
+    `extra_body`, an option of OpenAI's client.
     """
     unknown = convert_logprob_options({name: value for name, value in options.items() if value is not None})
     known = {name: unknown.pop(name) for name in RequestOptions.__annotations__ if name in unknown}
     if "prediction" in known:
         known["prediction"] = convert_prediction(known["prediction"])
-    if "logit_bias" in known:  # JSON has no keys but texts
+    if "logit_bias" in known:  # keys in JSON are texts
         known["logit_bias"] = {int(token_id): bias for token_id, bias in known["logit_bias"].items()}
     extra = {**known.pop("extra", {}), **unknown.pop("extra_body", {}), **unknown}
     return cast("RequestOptions", known | {"extra": extra} if extra else known)
 
 
 def convert_prediction(prediction: object) -> str:
-    """The text of a predicted output, given so or in OpenAI's form, where it may be in parts; raises for no text."""
+    """Return the text of a predicted output, given as a text or in OpenAI's form.
+
+    Raises InvalidRequestError if it has no text.
+    """
     content = cast("Mapping[str, Any]", prediction).get("content") if isinstance(prediction, Mapping) else prediction
     if isinstance(content, str):
         return content
@@ -270,13 +285,19 @@ def convert_prediction(prediction: object) -> str:
 
 
 def split_provider_name(name: str) -> tuple[str, str]:
-    """Provider and model of a name (`openai:gpt-5`), by which lists of prices know it; "" for no provider."""
+    """Split a name (`openai:gpt-5`) into provider and model, as price lists know it.
+
+    The provider is "" if the name has none.
+    """
     match = _TARGET_NAME.fullmatch(name)
     return ("", name) if match is None else (match[1], match[2])
 
 
 def convert_logprob_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in which OpenAI's `logprobs` is said by `top_logprobs`: None or missing means none are requested."""
+    """Express OpenAI's `logprobs` by `top_logprobs` alone.
+
+    If `top_logprobs` is None or missing, no log-probabilities are requested.
+    """
     converted = dict(options)
     is_requested = converted.pop("logprobs", None)
     if is_requested:

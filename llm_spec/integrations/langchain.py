@@ -82,20 +82,22 @@ _OPTIONS: Final = (  # fields of the model that are options of a request
     "extra",
 )
 
-_NOT_OPTIONS: Final = ("stream", "stream_usage", "timeout")  # of a call: read elsewhere, or of LangChain's machinery
-_TOKENS_AROUND_A_MESSAGE: Final = 3  # of a chat template, as LangChain estimates them
-_LIMIT_WORDS: Final = ("max_completion_tokens", "max_output_tokens")  # OpenAI's for `max_tokens`
+# Keywords of a call that are read elsewhere, or by LangChain itself
+_NOT_OPTIONS: Final = ("stream", "stream_usage", "timeout")
+_TOKENS_AROUND_A_MESSAGE: Final = 3  # LangChain's estimate for a chat template
+# OpenAI's names for `max_tokens`
+_LIMIT_WORDS: Final = ("max_completion_tokens", "max_output_tokens")
 
 Schema: TypeAlias = dict[str, Any] | type
 Tool: TypeAlias = dict[str, Any] | type | Callable[..., Any] | BaseTool
-# a dataclass whose fields Pydantic would want to check again, by annotations that are there for type checkers alone
+# Pydantic would check the fields of this dataclass again, by annotations made for type checkers
 _Config: TypeAlias = Annotated[
     SpeculativeConfig, GetPydanticSchema(lambda _, __: core_schema.is_instance_schema(SpeculativeConfig))
 ]
 
 
 class _OpenedTargets:
-    """What a model has opened, each once; for the copies, too, that LangChain makes of it for other fields."""
+    """The bridges that a model has opened, each once. Its copies made by LangChain share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +109,7 @@ class _OpenedTargets:
 
     @property
     def bridges(self) -> list[BridgedSource]:
-        """All that is open."""
+        """All open bridges."""
         return list(self._bridges.values())
 
     def get_or_open(
@@ -116,7 +118,7 @@ class _OpenedTargets:
         draft: DraftProvider | LlmProvider | str | None,
         config: SpeculativeConfig | None,
     ) -> BridgedSource:
-        """What answers for this pair."""
+        """Return the bridge for this pair, and open it first if there is none."""
         key = compute_digest((target, draft, config))
         if key not in self._bridges:
             with self._lock:
@@ -124,7 +126,7 @@ class _OpenedTargets:
         return self._bridges[key]
 
     def get_or_limit(self, source: ProviderSource, timeout: float | None, max_retries: int | None) -> ProviderSource:
-        """The same provider, with this timeout and so many retries; None: as it is."""
+        """Return the same provider with this timeout and these retries. None changes nothing."""
         key = (id(source), timeout, max_retries)
         if key not in self._limited:
             provider = source.provider
@@ -139,43 +141,49 @@ class _OpenedTargets:
 
 
 def _check_timeout(timeout: Any) -> None:
-    """Raise InvalidRequestError where a call's timeout is in a form of other clients, or is none."""
+    """Raise InvalidRequestError if a call's timeout is neither None nor a positive number."""
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
         raise InvalidRequestError(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
 
 
 class SpeculativeChatModel(BaseChatModel):
-    """A target that answers with the help of a draft, as a chat model.
+    """A chat model whose target answers with the help of a draft.
 
-        model = SpeculativeChatModel(target="builtin:target", draft="lookup+builtin:draft", max_tokens=64)
+        model = SpeculativeChatModel(
+            target="builtin:target", draft="lookup+builtin:draft", max_tokens=64
+        )
         model = SpeculativeChatModel(target=decoder)
 
-    `target` is a provider, typically a `SpeculativeDecoder`, or a string for a decoder to be made with `draft` and
-    `config`. What strings name is opened at once, used on an event loop of the model's own thread, whoever calls, and
-    closed by `close` or `aclose`. A provider stays the caller's, and works on one event loop: that of the first
-    asynchronous call, or the model's thread where the first call is synchronous. Other calls are carried there. Once
-    that loop has ended, the next call's takes its place. A synchronous call on that very loop raises RuntimeError.
+    `target` is a provider, typically a `SpeculativeDecoder`, or a string. From a string a decoder
+    is made with `draft` and `config`. Strings are opened at once, on an event loop in a thread of
+    the model, and `close` or `aclose` closes them. A provider stays the caller's and works on one
+    event loop: that of the first asynchronous call, or the model's thread if the first call is
+    synchronous. Other calls are carried there. If that loop has ended, the loop of the next call
+    takes its place. A synchronous call on that loop itself raises RuntimeError.
 
-    `timeout` (how many seconds the target may be silent) and `max_retries` come before what `config`, or a decoder's
-    own, says of them. The other fields are options of `ChatRequest`, for each call unless its own keywords say
-    otherwise; a call also takes the fields of docs/request-fields.md by their names (`reasoning_effort`, `user`, …),
-    and `extra_body`, `max_completion_tokens`, `stream_usage` and `timeout` as ChatOpenAI does.
-    Keys belong to providers, so they are no fields here. Errors are this library's, and LangChain's where it has a word
-    for them (`ModelRateLimitError`, `ContextOverflowError`, …).
-    A message's `response_metadata["llm_spec"]` tells how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
-    Its `additional_kwargs` keep what goes back with it: `reasoning_content`, `reasoning_details`, `thinking_blocks`.
+    `timeout` (the longest silence of the target, in seconds) and `max_retries` override those of
+    `config`, or of a given decoder. The other fields are options of `ChatRequest` for every call;
+    keywords of a call override them. A call also takes the fields of docs/request-fields.md by name
+    (`reasoning_effort`, `user`, …), and `extra_body`, `max_completion_tokens`, `stream_usage` and
+    `timeout`, as ChatOpenAI does. Keys belong to providers, so there are no fields for them.
+
+    Errors are this library's, and also LangChain's if it has a matching one (`ModelRateLimitError`,
+    `ContextOverflowError`, …). `response_metadata["llm_spec"]` of a message tells how it came
+    about: `strategy`, `guarantee`, `acceptance_rate`, …. Its `additional_kwargs` keep what goes
+    back with it: `reasoning_content`, `reasoning_details`, `thinking_blocks`.
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, protected_namespaces=())
 
-    target: LlmProvider | str = Field(exclude=True, repr=False)  # may hold an address with a password
+    # may hold an address with a password
+    target: LlmProvider | str = Field(exclude=True, repr=False)
     draft: DraftProvider | LlmProvider | str | None = Field(default=None, exclude=True, repr=False)
     config: _Config | None = Field(default=None, exclude=True, repr=False)
     timeout: float | None = Field(default=None, gt=0)
     max_retries: int | None = Field(default=None, ge=0)
     streaming: bool = False
-    """Whether `invoke`, too, tells callbacks each token."""
+    """If True, `invoke` also reports each token to callbacks."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -188,29 +196,31 @@ class SpeculativeChatModel(BaseChatModel):
     max_tokens: int | None = None
     stop: list[str] | str | None = None
     logprobs: bool | None = None
-    """Whether messages have log-probabilities, as ChatOpenAI's: `response_metadata["logprobs"]["content"]`."""
+    """If True, `response_metadata["logprobs"]["content"]` is set, as in ChatOpenAI."""
     top_logprobs: int | None = None
-    extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)  # goes to a server as it is
+    # sent to a server unchanged
+    extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)
 
     opened: Annotated[_OpenedTargets | None, SkipValidation] = Field(default=None, exclude=True, repr=False)
-    """What this model has opened; copies that LangChain makes of its fields share it."""
+    """The bridges that this model has opened. Copies that LangChain makes of it share them."""
 
     _bridge: BridgedSource = PrivateAttr()
 
     @model_validator(mode="after")
     def _open_bridge(self) -> Self:
         opened = self.opened or _OpenedTargets()
-        self.__dict__["opened"] = opened  # no assignment: that would validate, and so come here, again
+        # an assignment would validate the model, and so call this method, again
+        self.__dict__["opened"] = opened
         self._bridge = opened.get_or_open(self.target, self.draft, self.config)
         return self
 
     def close(self) -> None:
-        """Close what was opened from strings, and end the thread and what it was doing; twice is harmless."""
+        """Close what was opened from strings, and end the thread. May be called twice."""
         for bridge in self._list_bridges():
             bridge.close()
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """As `close`, for a coroutine."""
         for bridge in self._list_bridges():
             await bridge.aclose()
 
@@ -238,25 +248,28 @@ class SpeculativeChatModel(BaseChatModel):
         yield "model_name", self.model_name
         yield from self._get_option_fields().items()
 
-    # --------------------------------------------------------------------------- what LangChain asks for
+    # ---------------------------------------------------------------------- what LangChain asks for
 
     @property
     def _llm_type(self) -> str:
         return "llm_spec"
 
     def _get_option_fields(self) -> dict[str, Any]:
-        """Fields that are options of a request, but for `extra`, which may hold secrets."""
+        """Return the fields that are request options, without `extra`, which may hold secrets."""
         values = {name: getattr(self, name) for name in _OPTIONS if name != "extra"}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        """By these, caches know a model from others. An address, `config` and `extra` are told by a digest alone."""
+        """The values by which caches tell models apart.
+
+        Addresses, `config` and `extra` appear only as a digest.
+        """
         parts = (self.target, self.draft, self.config, self.extra, self.timeout, self.max_retries)
         return {"model_name": self.model_name, "configuration": compute_digest(parts)} | self._get_option_fields()
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """What a cached answer belongs to; options of a call may hold secrets, too."""
+        """Return the key of a cached answer, hashed: options of a call may hold secrets, too."""
         return f"{self._llm_type} {self.model_name} {compute_digest(super()._get_llm_string(stop=stop, **kwargs))}"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -272,22 +285,29 @@ class SpeculativeChatModel(BaseChatModel):
         return self._bridge.source.target
 
     def get_num_tokens(self, text: str) -> int:
-        """How many tokens a text has: exactly where the target runs in this process, else about so many."""
+        """Count the tokens of a text.
+
+        The count is exact if the target runs in this process, otherwise an estimate.
+        """
         if self.custom_get_token_ids is None and self._find_tokenizer() is None:
             return count_tokens_approximately([text], extra_tokens_per_message=0)
         return len(self.get_token_ids(text))
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The ids of a text's tokens, which only `custom_get_token_ids` or a target in this process can tell."""
+        """Return the ids of a text's tokens.
+
+        Raises InvalidRequestError if `custom_get_token_ids` is not set and the target does not run
+        in this process.
+        """
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         tokenizer = self._find_tokenizer()
         if tokenizer is None:
-            raise InvalidRequestError(f"{self.model_name} tells no ids of tokens; set custom_get_token_ids")
+            raise InvalidRequestError(f"{self.model_name} does not tell token ids; set custom_get_token_ids")
         return tokenizer.encode(text)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None) -> int:
-        """About how many tokens these messages, with these tools, are."""
+        """Estimate the number of tokens of messages and tools."""
         described = [convert_to_openai_tool(tool) for tool in tools or ()]
         if self.custom_get_token_ids is not None or self._find_tokenizer() is not None:
             texts = [message.text for message in messages] + [json.dumps(tool) for tool in described]
@@ -313,7 +333,7 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        """A whole answer, also where LangChain puts it together of chunks because something listens to them."""
+        """Generate a whole answer. Broken calls that LangChain has completed are separated."""
         return separate_invalid_tool_calls(super()._generate_with_cache(messages, stop, run_manager, **kwargs))
 
     async def _agenerate_with_cache(
@@ -391,29 +411,29 @@ class SpeculativeChatModel(BaseChatModel):
     def _build_stream_opener(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
     ) -> OpenStream[StreamEvent]:
-        """What opens the stream of an answer."""
+        """Return a function that opens the stream of an answer."""
         call_options = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         call_options |= _convert_call_options(options, self.extra or {})
         if stop is not None:
             call_options["stop"] = stop
         extra = {name: call_options.pop(name) for name in list(call_options) if name in EXTRA_FIELDS}
-        if extra:  # OpenAI's words are a habit with bind_tools
+        if extra:  # users of bind_tools pass OpenAI's options as keywords
             call_options["extra"] = {**call_options.get("extra", {}), **extra}
         request_options = cast("RequestOptions", convert_logprob_options(call_options))
         request = ChatRequest.create(convert_langchain_messages(messages), **request_options)
         return partial(self._find_source(options.get("timeout")).stream, request)
 
     def _find_source(self, call_timeout: float | None) -> ProviderSource:
-        """What to ask, under this model's own timeout and retries and the call's timeout."""
+        """Return the source with the retries and timeout of this model, or the call's timeout."""
         _check_timeout(call_timeout)
         timeout = self.timeout if call_timeout is None else call_timeout
         source = self._bridge.source
         if timeout is None and self.max_retries is None:
             return source
-        assert self.opened is not None  # noqa: S101 - since it was made
+        assert self.opened is not None  # noqa: S101 - set by `_open_bridge`
         return self.opened.get_or_limit(source, timeout, self.max_retries)
 
-    # ------------------------------------------------------------------------------ tools and structure
+    # -------------------------------------------------------------------------- tools and structure
 
     def bind_tools(
         self,
@@ -423,10 +443,11 @@ class SpeculativeChatModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools at hand.
+        """Bind tools to the model.
 
-        `tool_choice`: "any", "required" or True for some tool, a tool's name or OpenAI's dict for that one, "auto" or
-        None as the model likes, "none" or False for none. `strict` goes into the tools; `kwargs` are call keywords.
+        `tool_choice` "any", "required" or True forces some tool, a tool's name or OpenAI's dict
+        forces that one. "auto" or None leaves the choice to the model, "none" or False forbids
+        tools. `strict` goes into the tools; `kwargs` are keywords of a call.
         """
         functions = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         choice = _convert_tool_choice_from_langchain(tool_choice, _list_tool_names(functions))
@@ -441,19 +462,20 @@ class SpeculativeChatModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """The model, its answers parsed: a Pydantic class gives its instances, any other schema gives dicts.
+        """Return a model that parses its answers: to a Pydantic class, otherwise to dicts.
 
-        A schema is a class, a JSON schema with a `title`, a function, or what OpenAI's `response_format` has of one.
-        `function_calling` makes the answer a tool call, `json_schema` and `json_mode` set `response_format`; in
-        `json_mode` the prompt has to say what is wanted, and `schema` may be missing. With `include_raw` the result is
-        a dict of `raw`, `parsed` and `parsing_error`, and what cannot be parsed raises nothing.
+        `schema` is a class, a JSON schema with a `title`, a function, or a schema in the form of
+        OpenAI's `response_format`. `function_calling` makes the answer a tool call. `json_schema`
+        and `json_mode` set `response_format`; in `json_mode` the prompt has to say what is wanted,
+        and `schema` may be missing. With `include_raw` the result is a dict of `raw`, `parsed` and
+        `parsing_error`, and an answer that cannot be parsed raises nothing.
         """
         if schema is None and method != "json_mode":
             raise InvalidRequestError(f"schema is None; method {method!r} needs one")
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         traced = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         schema_strict = strict
-        if method != "json_mode":  # where nothing is sent of it
+        if method != "json_mode":  # which sends no schema
             schema, schema_strict = _read_schema(schema, strict)
         parser: BaseOutputParser[Any]
         if method == "function_calling":
@@ -462,7 +484,7 @@ class SpeculativeChatModel(BaseChatModel):
             name = function["function"]["name"]
             others = kwargs.pop("tools", None) or ()
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
-            kwargs.setdefault("parallel_tool_calls", False)  # the first call alone is read
+            kwargs.setdefault("parallel_tool_calls", False)  # only the first call is read
             answer_chain = self.bind_tools([function, *others], **kwargs)
             parser = (
                 PydanticToolsParser(tools=[cast("type[BaseModel]", schema)], first_tool_only=True)
@@ -486,7 +508,7 @@ class SpeculativeChatModel(BaseChatModel):
 
 
 class _WholeJsonOutputParser(JsonOutputParser):
-    """Reads an answer that has ended, of which half an object is none."""
+    """Parses an answer that has ended. It refuses an incomplete object."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         _require_whole_json(result, partial=partial)
@@ -494,7 +516,7 @@ class _WholeJsonOutputParser(JsonOutputParser):
 
 
 class _WholePydanticOutputParser(PydanticOutputParser[Any]):
-    """As `_WholeJsonOutputParser`, for a class."""
+    """As `_WholeJsonOutputParser`, for a Pydantic class."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         _require_whole_json(result, partial=partial)
@@ -502,7 +524,10 @@ class _WholePydanticOutputParser(PydanticOutputParser[Any]):
 
 
 def _require_whole_json(result: list[Generation], *, partial: bool) -> None:
-    """Raise OutputParserException where a whole answer is no whole JSON; LangChain's parsers would complete it."""
+    """Raise OutputParserException if a whole answer is not valid JSON.
+
+    LangChain's parsers would complete it.
+    """
     if partial:
         return
     text = result[0].text
@@ -513,7 +538,7 @@ def _require_whole_json(result: list[Generation], *, partial: bool) -> None:
 
 
 def _convert_call_options(options: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's keywords as options of a request: what ChatOpenAI takes by habit has its name here."""
+    """Convert a call's keywords, including those that only ChatOpenAI has, to request options."""
     converted = {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
     for name in _LIMIT_WORDS:
         if name not in converted:
@@ -528,7 +553,7 @@ def _convert_call_options(options: Mapping[str, Any], extra: Mapping[str, Any]) 
         own = {name: value for name, value in body.items() if name in _OPTIONS and name not in ("extra", "logprobs")}
         others = {name: value for name, value in body.items() if name not in own}
         converted = own | converted | {"extra": {**converted.get("extra", extra), **others}}
-    if isinstance(bias := converted.get("logit_bias"), Mapping):  # JSON has no keys but texts
+    if isinstance(bias := converted.get("logit_bias"), Mapping):  # keys in JSON are texts
         converted["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
     if converted.get("tools"):
         converted["tools"] = [convert_to_openai_tool(tool) for tool in converted["tools"]]
@@ -542,14 +567,14 @@ def _convert_call_options(options: Mapping[str, Any], extra: Mapping[str, Any]) 
 
 
 def _list_tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of tools; those that a vendor runs may have none."""
+    """Return the names of tools. Tools that a vendor runs may have none."""
     return [name for tool in tools if (name := tool.get("function", tool.get("custom", tool)).get("name"))]
 
 
 def _convert_tool_choice_from_langchain(
     choice: str | dict[str, Any] | bool | None, names: Sequence[str]
 ) -> str | dict[str, Any] | None:
-    """A tool choice in OpenAI's words."""
+    """Convert a tool choice to OpenAI's form."""
     if choice is None or isinstance(choice, dict):
         return choice
     if isinstance(choice, bool):
@@ -562,9 +587,9 @@ def _convert_tool_choice_from_langchain(
 
 
 def _read_schema(schema: Schema | None, strict: bool | None) -> tuple[Schema | None, bool | None]:
-    """A schema, OpenAI's forms of a response format as the function with these arguments; and how to make it strict.
+    """Return a schema and how to make it strict. OpenAI's response formats become a function.
 
-    One that says itself whether it is strict is left as it is.
+    A schema with its own `strict` keeps it.
     """
     if not isinstance(schema, dict):
         return schema, strict
@@ -582,7 +607,7 @@ def _read_schema(schema: Schema | None, strict: bool | None) -> tuple[Schema | N
 
 
 def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
-    """Of a schema that `_read_schema` gave."""
+    """Build a response format from a schema that `_read_schema` returned."""
     if schema is None:
         return {"type": "json_object"}
     function = convert_to_openai_tool(schema, strict=strict)["function"]
@@ -595,7 +620,7 @@ def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[s
 def _return_raw_and_parsed(
     answer_chain: Runnable[LanguageModelInput, AIMessage], parser: Runnable[Any, Any]
 ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-    """The answer beside what it was parsed to, or beside what went wrong."""
+    """Return a chain that gives the answer and its parsed form, or the error."""
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=answer_chain) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")

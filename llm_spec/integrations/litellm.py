@@ -1,4 +1,4 @@
-"""SpeculativeLLM: speculative decoders, or any providers, as models of a custom provider of LiteLLM."""
+"""SpeculativeLLM: speculative decoders, or any providers, as a custom provider of LiteLLM."""
 
 from __future__ import annotations
 
@@ -70,15 +70,17 @@ def register(
     draft: DraftProvider | LlmProvider | str | None = None,
     config: SpeculativeConfig | None = None,
 ) -> SpeculativeLLM:
-    """Make a pair of models, or a provider, known to litellm as `name/model` (model None: as `name/` with anything).
+    """Register a pair of models, or a provider, with litellm as `name/model`.
 
         register(model="fast", target="builtin:target", draft="lookup+builtin:draft")
         litellm.completion(model="llm_spec/fast", messages=[{"role": "user", "content": "Hi"}])
 
-    `target` is a provider, typically a `SpeculativeDecoder`, or a string for a decoder to be made with `draft` and
-    `config`. What strings name is opened at once and closed by the result's `close` or `aclose`; a provider stays the
-    caller's and works on the event loop of its first call. Calling again with the same name adds a model. Raises
-    ConfigError for a name that is taken, and what `SpeculativeDecoder` raises.
+    If `model` is None, it serves every name that begins with `name/`. `target` is a provider,
+    typically a `SpeculativeDecoder`, or a string. From a string a decoder is made with `draft` and
+    `config`. Strings are opened at once, and `close` or `aclose` of the result closes them. A
+    provider stays the caller's and works on the event loop of its first call. Another call with the
+    same name adds a model. Raises ConfigError for a name that is taken, and what
+    `SpeculativeDecoder` raises.
     """
     llm = next((item["custom_handler"] for item in litellm.custom_provider_map if item["provider"] == name), None)
     if llm is None and name in litellm.provider_list:
@@ -96,13 +98,16 @@ def register(
 class SpeculativeLLM(CustomLLM):
     """The handler that litellm calls; `register` makes it.
 
-    Options that litellm passes on are those of `ChatRequest`; others go to the target as `extra`. Keys, addresses and
-    headers are the providers' own: `api_base`, `extra_headers`, `functions` and `n` above 1 are refused, `api_key` is
-    not looked at. `timeout` bounds a whole answer, or, streamed, the wait for each piece. `max_retries` comes before
-    the config's. Errors are litellm's, this library's the cause of each. An answer's
-    `provider_specific_fields["llm_spec"]` tell how it came about: `strategy`, `guarantee`, `acceptance_rate`, …; put
-    back into `messages` they go no further. A model whose target is a vendor's (`openai:gpt-4o-mini`) has the price
-    that litellm knows of that, without its draft's.
+    It takes the options of `ChatRequest`; others go to the target in `extra`. Keys, addresses and
+    headers belong to the providers: `api_base` and `extra_headers` are refused, and `api_key` is
+    ignored. `functions` and `n` above 1 are refused, too. `timeout` limits a whole answer; in a
+    stream it limits the wait for each piece. `max_retries` overrides the config's. Errors are
+    litellm's; the cause of each is this library's.
+
+    `provider_specific_fields["llm_spec"]` of an answer tell how it came about: `strategy`,
+    `guarantee`, `acceptance_rate`, …. If they come back in `messages`, they are not sent on. A
+    model whose target is a vendor's (`openai:gpt-4o-mini`) has the price that litellm knows for the
+    target. The price of its draft is not included.
     """
 
     def __init__(self, name: str = "llm_spec") -> None:
@@ -112,7 +117,7 @@ class SpeculativeLLM(CustomLLM):
         self._price_keys: list[str] = []
 
     def add_model(self, model: str | None, bridge: BridgedSource) -> None:
-        """Serve one more model."""
+        """Serve one more model. If its name is taken, close the bridge and raise ConfigError."""
         if model in self._bridges:
             bridge.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
@@ -121,7 +126,7 @@ class SpeculativeLLM(CustomLLM):
             self._price_keys.append(key)
 
     def close(self) -> None:
-        """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
+        """Close what was opened from strings, end the threads, and remove the name from litellm."""
         self._unregister()
         for bridge in self._bridges.values():
             bridge.close()
@@ -161,7 +166,10 @@ class SpeculativeLLM(CustomLLM):
             return call.build_response(await call.bridge.arun(call.collect_events))
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
-        """The chunks; what fails before the first of them is raised here, before litellm calls it a break."""
+        """Return the chunks. An error before the first one is raised here.
+
+        litellm would report it as a broken stream.
+        """
         chunks = self._stream_chunks(keywords)
         return _continue_stream(next(chunks), chunks)
 
@@ -181,7 +189,7 @@ class SpeculativeLLM(CustomLLM):
 
     @contextmanager
     def _prepare_completion(self, keywords: Mapping[str, Any]) -> Iterator[_PreparedCompletion]:
-        """What a call asks for; errors become litellm's."""
+        """Prepare a call. Errors inside the context become litellm's."""
         model = str(keywords["model"])
         try:
             bridge = self._bridges.get(model) or self._bridges.get(None)
@@ -209,13 +217,16 @@ class _PreparedCompletion:
     response: ModelResponse
 
     async def collect_events(self) -> list[StreamEvent]:
-        """The events of the whole answer; runs on the provider's loop."""
+        """Collect the events of the whole answer. Runs on the provider's loop."""
         async with asyncio.timeout(self.timeout_s), self.open_stream() as events:
             return [event async for event in events]
 
     @asynccontextmanager
     async def open_events(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """The events as they come, each waited for as long as the timeout; runs on the provider's loop."""
+        """Open the events as they come. The timeout limits the wait for each.
+
+        Runs on the provider's loop.
+        """
         async with (
             self.open_stream() as events,
             aclosing(_limit_wait_for_events(events, self.timeout_s)) as limited_events,
@@ -223,7 +234,7 @@ class _PreparedCompletion:
             yield limited_events
 
     def build_response(self, events: Sequence[StreamEvent]) -> ModelResponse:
-        """The events in litellm's own response object."""
+        """Fill litellm's response object with the events."""
         return fill_response(self.response, events, self.model)
 
 
@@ -234,12 +245,12 @@ def _continue_stream(first: Chunk, rest: Generator[Chunk]) -> Generator[Chunk]:
 
 
 def _refuse_connection_options(keywords: Mapping[str, Any]) -> None:
-    """Raise for an address or headers of this call: its target is open, and would not be told of them."""
+    """Raise InvalidRequestError for an address or headers: the target is open without them."""
     if keywords.get("api_base"):
-        raise InvalidRequestError("api_base is given; the target was opened with its own address")
+        raise InvalidRequestError("api_base is set, but the target has its own address; leave api_base out")
     headers = keywords.get("headers")
-    if headers and headers != litellm.headers:  # those are for every provider
-        raise InvalidRequestError("headers or extra_headers are given; the target was opened with its own")
+    if headers and headers != litellm.headers:  # litellm.headers are for every provider
+        raise InvalidRequestError("headers or extra_headers are set, but the target has its own; leave them out")
 
 
 async def _limit_wait_for_events(
@@ -256,7 +267,10 @@ async def _limit_wait_for_events(
 
 
 def _to_litellm_error(error: LlmSpecError | TimeoutError, model: str, name: str) -> Exception:
-    """The error in litellm's tree, with the status that its router and proxy go by: as litellm's OpenAI provider."""
+    """Return the error that litellm's OpenAI provider would raise.
+
+    litellm's router and proxy read its class and status.
+    """
     message = str(error) or "the timeout of this call has passed"
     if isinstance(error, TimeoutError) or error.status in _TIMEOUT_STATUSES:
         status = None if isinstance(error, TimeoutError) else error.status
@@ -295,6 +309,6 @@ def _to_bad_request_error(error: LlmSpecError, message: str, model: str, name: s
 
 
 def _build_response_with_retry_after(status: int, retry_after_s: float | None) -> httpx.Response:
-    """A response whose headers say how long to wait, where litellm looks for that."""
+    """Build a response whose headers say how long to wait: litellm reads it there."""
     headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
     return httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://llm_spec"))

@@ -1,19 +1,26 @@
-"""Speculative decoding in the `llm` command and library (`llm install 'llm-spec[onnx]'`, or the extra `llm`).
+"""Speculative decoding in the `llm` command and library.
+
+Install it with `llm install 'llm-spec[onnx]'`, or with the extra `llm`.
 
     llm -m llm-spec/builtin "def getregentry():"
     llm -m llm-spec/builtin -o max_tokens 64 -o strategy plain "def getregentry():"
-    LLM_SPEC_TARGET=vllm:big@http://127.0.0.1:8000/v1 LLM_SPEC_DRAFT=suffix llm -m llm-spec/default "Hello"
-    llm logs -n 1 --json        # "response_json" has strategy, guarantee, acceptance_rate, speedup, …
+    export LLM_SPEC_TARGET=vllm:big@http://127.0.0.1:8000/v1 LLM_SPEC_DRAFT=suffix
+    llm -m llm-spec/default "Hello"
+    llm logs -n 1 --json    # "response_json" has strategy, guarantee, acceptance_rate, speedup, …
 
-`llm_spec.json` in llm's directory (`dirname "$(llm logs path)"`) lists more models; its `strategy` is the one to use
-where `-o strategy` says nothing, `max_tokens` the longest answer where `-o max_tokens` says nothing (of the built-in
-pair, which may repeat itself without end, 128), `tools`, `schema` and `images` what the target takes:
+`llm_spec.json` in llm's directory (`dirname "$(llm logs path)"`) lists more models:
 
-    [{"name": "code", "target": "vllm:big@http://127.0.0.1:8000/v1", "draft": "vllm:small@http://127.0.0.1:8001/v1"},
-     {"name": "here", "target": "onnx:/path/to/folder", "draft": "lookup", "max_tokens": 500, "tools": false}]
+    [{"name": "code", "target": "vllm:big@http://127.0.0.1:8000/v1",
+      "draft": "vllm:small@http://127.0.0.1:8001/v1"},
+     {"name": "here", "target": "onnx:/path/to/folder", "draft": "lookup", "max_tokens": 500,
+      "tools": false}]
 
-With it `llm-spec/builtin` is there only if listed. A model is opened when it is first asked, on one event loop on a
-thread of this module, which serves `llm`'s models and async models alike and ends with the process.
+`strategy` and `max_tokens` apply if `-o` does not set them. `tools`, `schema` and `images` say what
+the target takes. With this file, `llm-spec/builtin` exists only if the file lists it. By default
+the built-in pair writes at most 128 tokens, as it may repeat itself without end.
+
+A model is opened at its first request, on one event loop in a thread of this module. The loop
+serves `llm`'s models and async models, and ends with the process.
 """
 
 from __future__ import annotations
@@ -60,9 +67,9 @@ _IMAGES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One model: a target and a draft, as llm_spec's strings or providers, and what the target takes.
+    """One model: a target and a draft, as strings or providers, and what the target takes.
 
-    Providers are used on the event loop of this module, and are their giver's to close.
+    Providers work on the event loop of this module. The caller closes them.
     """
 
     name: str
@@ -76,11 +83,11 @@ class ModelSpec:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> ModelSpec:
-        """Read an entry; raises ConfigError naming what is wrong with it."""
+        """Read an entry. Raises ConfigError that names what is wrong with it."""
         try:
             spec = cls(**entry)
         except TypeError as error:
-            raise ConfigError(f"a model of llm_spec.json is {entry!r}: {error}") from error
+            raise ConfigError(f"a model of llm_spec.json is {entry!r}, which is not valid: {error}") from error
         for name in ("name", "target", "draft", "strategy"):
             value = getattr(spec, name)
             if not (isinstance(value, str) or (name == "draft" and value is None)):
@@ -97,13 +104,16 @@ _BUILTIN: Final = ModelSpec(
 
 
 def read_model_specs(text: str | None, environment: Mapping[str, str]) -> list[ModelSpec]:
-    """The models of `llm_spec.json` (None: there is none) and of the environment; raises ConfigError."""
+    """Read the models of `llm_spec.json` and of the environment.
+
+    `text` is None if there is no file. Raises ConfigError if the file is not valid.
+    """
     specs = [_BUILTIN]
     if text is not None:
         try:
             entries = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"llm_spec.json is not JSON: {error}") from error
+            raise ConfigError(f"llm_spec.json is not valid JSON: {error}") from error
         if not isinstance(entries, list):
             raise ConfigError("llm_spec.json must be a list of models")
         specs = [ModelSpec.from_json(entry) for entry in entries]
@@ -116,7 +126,10 @@ def read_model_specs(text: str | None, environment: Mapping[str, str]) -> list[M
 
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
-    """Register the models with `llm`. A wrong configuration is reported on stderr and leaves `llm` usable."""
+    """Register the models with `llm`.
+
+    An invalid configuration is reported on stderr; no model is registered, and `llm` stays usable.
+    """
     folder: Path = llm.user_dir()  # type: ignore[no-untyped-call] # llm's own
     path = folder / "llm_spec.json"
     try:
@@ -129,11 +142,11 @@ def register_models(register: Callable[..., None]) -> None:
         register(SpeculativeModel(spec, pair), AsyncSpeculativeModel(spec, pair))
 
 
-# ------------------------------------------------------------------------------------------------- models
+# ------------------------------------------------------------------------------------------- models
 
 
 class _SpeculativeModelBase:
-    """What the two classes of a model have in common."""
+    """The common part of the synchronous and the asynchronous model."""
 
     can_stream = True
     model_id: str
@@ -150,7 +163,7 @@ class _SpeculativeModelBase:
         self.attachment_types = _IMAGES if spec.images else frozenset()
 
     def _build_stream_opener(self, prompt: llm.Prompt) -> OpenStream[AnswerEvent]:
-        """What opens the answer to a prompt."""
+        """Return a function that opens the answer to a prompt."""
         return partial(
             self._pair.stream,
             convert_prompt_to_request(prompt, max_tokens=self._max_tokens),
@@ -159,9 +172,10 @@ class _SpeculativeModelBase:
 
 
 class SpeculativeModel(_SpeculativeModelBase, llm.Model):
-    """A model of `llm` that answers by a target and its draft.
+    """A model of `llm` that answers with a target and its draft.
 
-    Errors are llm.ModelError, and so are a model's refusal and a call that was cut off or is not JSON.
+    Errors are llm.ModelError. A refusal, and a call that was cut off or is not JSON, are errors,
+    too.
     """
 
     class Options(SpeculativeOptions):
@@ -184,7 +198,7 @@ class SpeculativeModel(_SpeculativeModelBase, llm.Model):
 
 
 class AsyncSpeculativeModel(_SpeculativeModelBase, llm.AsyncModel):
-    """As SpeculativeModel, for `llm.get_async_model`; works on any event loop."""
+    """As SpeculativeModel, for `llm.get_async_model`. It works on any event loop."""
 
     class Options(SpeculativeOptions):
         """See SpeculativeOptions."""
@@ -207,7 +221,7 @@ class AsyncSpeculativeModel(_SpeculativeModelBase, llm.AsyncModel):
 
 
 class _ResponseWriter:
-    """One answer on its way into a response of `llm`."""
+    """Writes one answer into a response of `llm`."""
 
     def __init__(self, response: llm.Response | llm.AsyncResponse) -> None:
         self._response = response
@@ -273,23 +287,23 @@ class _ResponseWriter:
 
 
 def _parse_tool_call(call: ToolCall, finish: Finish) -> llm.ToolCall:
-    """A call that may be run; raises ModelError for one that was cut off, or is not a JSON object."""
+    """Parse a call. Raises ModelError if it was cut off or is not a JSON object."""
     is_cut = not call.arguments and finish.finish_reason == "length"
     try:
         arguments: object = None if is_cut else json.loads(call.arguments or "{}")
     except ValueError as error:
-        raise llm.ModelError(f"the model called {call.name} with what is not JSON: {error}") from error
+        raise llm.ModelError(f"the model called {call.name} with invalid JSON: {error}") from error
     if not isinstance(arguments, dict):
-        found = "nothing, as its answer was cut off" if is_cut else f"{call.arguments[:100]!r}, which is not an object"
+        found = "no arguments, as it was cut off" if is_cut else f"{call.arguments[:100]!r}, which is not an object"
         raise llm.ModelError(f"the model called {call.name} with {found}")
     return llm.ToolCall(name=call.name, arguments=cast("dict[str, Any]", arguments), tool_call_id=call.id)
 
 
-# ------------------------------------------------------------------------------------------- where they live
+# ----------------------------------------------------------------------------------- open models
 
 
 class _LazyTargetDraftPair:
-    """A target and its draft, opened on the home loop at first use, with whichever strategy is requested."""
+    """A target and its draft, opened on the bridge's loop at first use."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -297,7 +311,7 @@ class _LazyTargetDraftPair:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest, strategy: str | None) -> AsyncGenerator[AsyncIterator[AnswerEvent]]:
-        """The events of an answer by that strategy, by default the one that the model was configured with."""
+        """Open the events of an answer. If `strategy` is None, the model's own applies."""
         async with self._get_or_open_source(strategy or self._spec.strategy).stream(request) as events:
             yield events
 
@@ -314,7 +328,7 @@ class _LazyTargetDraftPair:
         decoder = (
             provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(target=provider, draft=None)
         )
-        # the config refuses what is not a strategy
+        # the config raises if this is not a strategy
         return ProviderSource(decoder.with_config(replace(decoder.config, strategy=cast("Any", strategy))))
 
 

@@ -1,15 +1,20 @@
-"""Speculative decoding as a model of the OpenAI Agents SDK (`pip install 'llm-spec[openai-agents]'`).
+"""Speculative decoding as a model of the OpenAI Agents SDK.
+
+Install it with `pip install 'llm-spec[openai-agents]'`.
 
     from agents import Agent, Runner
     from llm_spec.integrations.openai_agents import SpeculativeModel
 
-    model = SpeculativeModel("vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1")
+    model = SpeculativeModel(
+        "vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1"
+    )
     result = await Runner.run(Agent(name="Assistant", model=model), "Hello")
 
-Or for all agents of a run: `RunConfig(model_provider=SpeculativeModelProvider(…))`. The SDK's own converter and stream
-handler for chat completions turn items into messages and answers into Responses events. Every output item tells in
-`provider_data["llm_spec"]` how the answer came about (`strategy`, `guarantee`, `acceptance_rate`, `speedup`, …),
-and so does the generation span in its `model_config`.
+`RunConfig(model_provider=SpeculativeModelProvider(…))` serves all agents of a run. The SDK's own
+converter and stream handler for chat completions turn items into messages and answers into
+Responses events. Every output item tells in `provider_data["llm_spec"]` how the answer came about
+(`strategy`, `guarantee`, `acceptance_rate`, `speedup`, …). So does the generation span in its
+`model_config`.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from agents import (
     UserError,
 )
 from agents.items import TResponseStreamEvent
-from agents.models._retry_runtime import should_disable_provider_managed_retries  # as the SDK's LiteLLM model
+from agents.models._retry_runtime import should_disable_provider_managed_retries  # as the SDK does
 from agents.models.chatcmpl_converter import Converter
 from agents.models.chatcmpl_stream_handler import ChatCmplStreamHandler
 from agents.models.fake_id import FAKE_RESPONSES_ID
@@ -69,17 +74,18 @@ _REDACTED = "Error details are redacted."
 
 
 class SpeculativeModel(Model):
-    """A model that answers by an `llm_spec` provider, typically a `SpeculativeDecoder`.
+    """A model that answers with an `llm_spec` provider, typically a `SpeculativeDecoder`.
 
-    `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here
-    `close` closes. Of ModelSettings it takes what OpenAI's chat completions have, and refuses the rest by name
-    (`extra_headers`, `extra_query`, `context_management`, …). `extra_args` takes whatever else `ChatRequest.create`
-    does (`seed`, `stop`, `logit_bias`, `top_k`, …); what that does not know goes to a remote target as it is, as does
-    `extra_body`.
+    `target` is that provider, or a string. From a string a decoder is made with `draft` and
+    `config`, which `close` closes. Of ModelSettings it takes what OpenAI's chat completions have,
+    and refuses the rest by name (`extra_headers`, `extra_query`, `context_management`, …).
+    `extra_args` takes the other options of `ChatRequest.create` (`seed`, `stop`, `logit_bias`,
+    `top_k`, …). Unknown options go to a remote target unchanged, as does `extra_body`.
 
-    Reasoning goes back to the model that it came from; `should_replay_reasoning_content` decides otherwise, as in the
-    SDK's own models. Errors are llm_spec's own and those of OpenAI's client at once (`openai.RateLimitError`, …). One
-    that may pass says so to the runner's retry policy; what the runner sends again, a decoder sends once.
+    Reasoning goes back to the model that it came from; `should_replay_reasoning_content` overrides
+    this, as in the SDK's own models. Errors are both llm_spec's and those of OpenAI's client
+    (`openai.RateLimitError`, …). An error that may pass says so to the runner's retry policy. A
+    decoder does not retry what the runner retries.
     """
 
     def __init__(
@@ -91,7 +97,8 @@ class SpeculativeModel(Model):
         should_replay_reasoning_content: ShouldReplayReasoningContent | None = None,
     ) -> None:
         self._source = ProviderSource(target, draft, config)
-        _, self.model = split_provider_name(self._source.target.name)  # as the SDK's models, and lists of prices
+        # the name that the SDK's models and price lists use
+        _, self.model = split_provider_name(self._source.target.name)
         self._should_replay = should_replay_reasoning_content
 
     async def get_response(  # noqa: PLR0917 - the SDK's signature
@@ -142,7 +149,10 @@ class SpeculativeModel(Model):
         conversation_id: str | None = None,
         prompt: ResponsePromptParam | None = None,
     ) -> AsyncIterator[TResponseStreamEvent]:
-        """The answer as Responses events; closing the iterator, or cancelling who waits for it, ends the upstream."""
+        """Yield the answer as Responses events.
+
+        Closing the iterator, or cancelling its reader, ends the upstream.
+        """
         _refuse_server_state(previous_response_id, conversation_id, prompt)
         with raise_as_openai_errors():
             request = self._build_request(
@@ -153,7 +163,7 @@ class SpeculativeModel(Model):
                     yield event
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
-        """Whether a runner that retries should retry after this failure of the target."""
+        """Advise a retry if this failure of the target may pass. Otherwise return None."""
         error = request.error
         if not isinstance(error, TransientError | CircuitOpenError):
             return None
@@ -168,10 +178,10 @@ class SpeculativeModel(Model):
         )
 
     async def close(self) -> None:
-        """Close what was made of strings."""
+        """Close what was opened from strings."""
         await self._source.aclose()
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _stream_answer(
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
@@ -246,7 +256,7 @@ class SpeculativeModel(Model):
     def _open_span(
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
     ) -> Iterator[Span[GenerationSpanData]]:
-        """The generation span that the SDK's models open: disabled, without data, or whole, as `tracing` says."""
+        """Open the generation span of the SDK's models, with data if `tracing` allows it."""
         config = settings.to_traceable_dict()
         if not tracing.include_data():
             config.pop("metadata", None)
@@ -264,8 +274,9 @@ class SpeculativeModel(Model):
 class SpeculativeModelProvider(ModelProvider):
     """Models by name, for `RunConfig(model_provider=…)`.
 
-    An agent without a model gets `target`; a name is an llm_spec provider string (`vllm:model@http://…`), answered with
-    the same `draft` and `config`. Each model is made once; `aclose` closes those that were made here of strings.
+    An agent without a model gets `target`. A name is an llm_spec provider string
+    (`vllm:model@http://…`); its model has the same `draft` and `config`. Each model is made once;
+    `aclose` closes those that were opened from strings.
     """
 
     def __init__(
@@ -300,7 +311,7 @@ def _refuse_server_state(
     state_fields = {"previous_response_id": previous_response_id, "conversation_id": conversation_id, "prompt": prompt}
     for name, value in state_fields.items():
         if value is not None:
-            raise UserError(f"{name} names what only OpenAI's Responses API keeps; pass the whole conversation instead")
+            raise UserError(f"{name} is set, but only OpenAI's Responses API keeps it; pass the whole conversation")
 
 
 def _convert_usage_to_agents_sdk(completed: Response) -> Usage:
@@ -318,12 +329,13 @@ def _convert_usage_to_agents_sdk(completed: Response) -> Usage:
 
 
 def _keep_reasoning_details(chunks: ChatChunkStream, completed: Response) -> None:
-    """Put what the API needs back with its reasoning into an item of reasoning, where it is kept with the run."""
+    """Put the details that the API needs back into an item of reasoning, which the run keeps."""
     if not chunks.reasoning_details:
         return
     items = [item for item in completed.output if item.type == "reasoning"]
     if not items:
-        fields: Any = {"provider_data": {"model": completed.model}}  # a field of the SDK's that OpenAI's types lack
+        # a field of the SDK that OpenAI's types do not have
+        fields: Any = {"provider_data": {"model": completed.model}}
         items = [ResponseReasoningItem(id=FAKE_RESPONSES_ID, summary=[], type="reasoning", **fields)]
         completed.output[:0] = items
     _add_provider_data(items[0], {REASONING_DETAILS: chunks.reasoning_details})
@@ -337,7 +349,7 @@ def _add_provider_data(item: ResponseOutputItem, fields: dict[str, Any]) -> None
 def _record_answer(
     span: Span[GenerationSpanData], chunks: ChatChunkStream, completed: Response, tracing: ModelTracing
 ) -> None:
-    """Note in items and span how the answer came about, before whoever reads the last event may leave."""
+    """Record in items and span how the answer came about, before the last event is yielded."""
     ids = {} if chunks.response_id is None else {"response_id": chunks.response_id}
     for item in completed.output:
         _add_provider_data(item, {"llm_spec": chunks.figures, **ids})

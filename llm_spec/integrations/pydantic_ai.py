@@ -1,18 +1,27 @@
-"""Speculative decoding as a pydantic-ai model (`pip install 'llm-spec[pydantic-ai]'`).
+"""Speculative decoding as a pydantic-ai model.
+
+Install it with `pip install 'llm-spec[pydantic-ai]'`.
 
     from pydantic_ai import Agent
     from llm_spec.integrations.pydantic_ai import SpeculativeModel
 
-    agent = Agent(SpeculativeModel("vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1"))
+    model = SpeculativeModel(
+        "vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1"
+    )
+    agent = Agent(model)
 
-Provider and model of a response are the target's (`openai`, `gpt-4.1`), so that `response.cost()` finds its prices.
-Around a `SpeculativeDecoder`, each `ModelResponse` tells in `provider_details` how it came about (`strategy`,
-`guarantee`, `acceptance_rate`, `plain_reason`, `speedup`, …), as does the span of an instrumented request
-(`llm_spec.strategy`, …), and in `failed_attempts` what was drafted in vain and what failed on
-the way: the draft with outcome `rejected` where the target did not confirm all of it, or `error` where it was given up,
-and the target with `error` for each time it had to be asked again. The usage of a response is the target's alone. What
-a rejected draft used is in its attempt, and so in the run's usage and limits, where it cost money: by `Price`s, the
-config's or the built-in list's. Else a run has the same usage with and without a draft.
+Provider and model of a response are the target's (`openai`, `gpt-4.1`), so `response.cost()` finds
+its prices. With a `SpeculativeDecoder`, each `ModelResponse` tells in `provider_details` how it
+came about (`strategy`, `guarantee`, `acceptance_rate`, `plain_reason`, `speedup`, …). So does the
+span of an instrumented request (`llm_spec.strategy`, …).
+
+`failed_attempts` lists what was drafted in vain and what failed on the way. The draft has the
+outcome `rejected` if the target did not confirm all of it, or `error` if it was given up. The
+target has `error` for each retry.
+
+The usage of a response is the target's alone. If a rejected draft cost money by the config's
+`Price`s or the built-in list, its usage is in its attempt, and so in the run's usage and limits.
+Otherwise a run has the same usage with and without a draft.
 """
 
 from __future__ import annotations
@@ -60,14 +69,19 @@ _DECODER_SETTINGS: Final = frozenset({"max_retries", "timeout"})
 
 
 class SpeculativeModel(Model[Any]):
-    """A pydantic-ai model that answers by an `llm_spec` provider, typically a `SpeculativeDecoder`.
+    """A pydantic-ai model that answers with an `llm_spec` provider.
 
-    `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here is
-    closed by `aclose` and by leaving `async with`, and opened again at the next use. Errors come as pydantic-ai's
-    own, so that its fallbacks work: ModelHTTPError where there is a status, of the category that pydantic-ai's own
-    models give it (ModelRateLimitError, ModelAuthenticationError, …), else the category alone (ModelConnectionError,
-    ModelRequestRejectedError for a request that cannot be served, …). `max_retries` and `timeout` (of a silence) are
-    obeyed by a decoder. A setting that a model here does not use is named in an UnsupportedSettingWarning.
+    `target` is that provider, typically a `SpeculativeDecoder`, or a string. From a string a
+    decoder is made with `draft` and `config`. `aclose`, and leaving `async with`, close it; the
+    next use opens it again.
+
+    Errors are pydantic-ai's own, so its fallbacks work. An error with a status is a ModelHTTPError
+    of the category that pydantic-ai's own models use (ModelRateLimitError,
+    ModelAuthenticationError, …). An error without a status has only the category
+    (ModelConnectionError, ModelRequestRejectedError for a request that cannot be served, …).
+
+    A decoder obeys `max_retries` and `timeout` (the longest silence). An UnsupportedSettingWarning
+    names a setting that the model does not use.
     """
 
     unsupported_settings = frozenset({"citations", "extra_headers"})
@@ -99,20 +113,20 @@ class SpeculativeModel(Model[Any]):
 
     @property
     def base_url(self) -> str | None:
-        """The target's address where it was given, without credentials."""
+        """The target's address without credentials, or None if none was given."""
         return self._target.url
 
     def _provider_model_profile(self) -> ModelProfile:
-        """What the target can do, as far as it says so or pydantic-ai knows its model."""
+        """Return what the target can do, as it says or as pydantic-ai knows its model."""
         return build_profile(self._target, self._source.provider.capabilities)
 
     def _carries_thinking_in_user_turn(self, message: ModelResponse, part: ThinkingPart) -> bool:
-        """What the framework has to know of how reasoning is sent back."""
+        """Return True if this reasoning is sent back in a user turn."""
         is_carried = self.profile.get("mimics_assistant_message_formatting", False)
         return is_carried and can_only_be_text(message, part, self.accepts_stateless_artifacts, self.profile)
 
     def _unsupported_settings(self) -> Any:  # the framework's name for a setting is a literal
-        """A provider without a decoder around it never sends a request again, and waits as long as it was told to."""
+        """Return the unused settings. Only a decoder retries, or has a timeout for each request."""
         is_decoder = isinstance(self._source.provider, SpeculativeDecoder)
         return self.unsupported_settings if is_decoder else self.unsupported_settings | _DECODER_SETTINGS
 
@@ -127,7 +141,7 @@ class SpeculativeModel(Model[Any]):
             async for _ in response:
                 pass
             answer = response.get()
-        if response.has_refused:  # there may be text before it, which is no answer
+        if response.has_refused:  # text before a refusal is not an answer
             return replace(answer, parts=[])
         tags = self._get_parsed_tags()
         return (
@@ -147,7 +161,7 @@ class SpeculativeModel(Model[Any]):
             yield response
 
     def _get_parsed_tags(self) -> tuple[str, str] | None:
-        """Between which tags text is reasoning; None: nothing is, as the API has blocks for it."""
+        """Return the tags that enclose reasoning in text, or None if the API has blocks for it."""
         return None if self.system == "anthropic" else get_thinking_tags(self.profile)
 
     @asynccontextmanager
@@ -168,7 +182,7 @@ class SpeculativeModel(Model[Any]):
         source, tags = _configure_source(self._source, settings), self._get_parsed_tags()
         async with TaskReadEventStream(source.stream(request)) as stream:
             try:
-                # what fails at once fails here, where a fallback model can still take over
+                # raise an early failure here, so that a fallback model can still take over
                 await stream.wait_for_first_event()
             except LlmSpecError as error:
                 raise convert_error_to_pydantic_ai(self.model_name, error) from error
@@ -202,7 +216,7 @@ class SpeculativeModel(Model[Any]):
         return self._format_inlined_text_file(text, media_type=media_type, identifier=identifier)
 
     async def aclose(self) -> None:
-        """Close what was made of strings."""
+        """Close what was opened from strings."""
         await self._source.aclose()
 
     async def __aexit__(
@@ -212,10 +226,11 @@ class SpeculativeModel(Model[Any]):
 
 
 def _configure_source(source: ProviderSource, settings: ModelSettings) -> ProviderSource:
-    """The source as a request's settings have it; raises UserError for a value that cannot be.
+    """Return the source with a request's `max_retries` and `timeout`.
 
-    `max_retries` are attempts after the first. `timeout` is how long there may be silence, as in pydantic-ai's own
-    models: a number, or httpx's for reading.
+    `max_retries` counts the attempts after the first. `timeout` is the longest silence, as in
+    pydantic-ai's own models: a number of seconds, or an httpx timeout whose `read` counts. Raises
+    UserError for a value that is not valid.
     """
     timeout: Any = settings.get("timeout")
     timeout_s = timeout if isinstance(timeout, int | float) else getattr(timeout, "read", None)

@@ -1,4 +1,4 @@
-"""Claude, through Anthropic's own SDK. Importing this does not load it."""
+"""Claude, through Anthropic's own SDK. Importing this package does not load the SDK."""
 
 from __future__ import annotations
 

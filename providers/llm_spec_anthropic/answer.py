@@ -1,25 +1,27 @@
-"""A streamed answer: Anthropic's events, as JSON objects, to this library's. Pure.
+"""Converts the JSON events of a streamed Anthropic answer to this library's events. Pure.
 
 https://platform.claude.com/docs/en/build-with-claude/streaming
 
-Other servers and gateways speak it too, and each field may be of another type than Anthropic's. What decides what an
-answer says must be right, or the answer ends with an error (`BrokenAnswerError`); what does not is read where it can
-be, and left out where not. It is the rule of `openai_chat`.
+Other servers and gateways send these events, too, and a field may have another type than
+Anthropic's. A field that decides what an answer says must be right. Otherwise the answer ends with
+an error (`BrokenAnswerError`). Any other field is read if possible, and otherwise left out.
+`openai_chat` follows the same rule.
 
-- Events, blocks and deltas say their `type`. Those of a word that is not known are passed over, as the API asks of its
-  clients; one that says no word is an error. But `tool_use` as the stop reason without a call is an error, where a
-  block was passed over that may have been the call.
-- `content_block` and `delta` are objects, `text` and `partial_json` are texts: a wrong type is an error, null says
-  nothing. All of an answer comes in blocks: a message that begins with its content is an error.
-- A call has a name; its id is read where it can be, and made up where not (`openai_calls`). Its `input` is an
-  object where no arguments follow.
-- `index` says whose arguments these are, and is needed for nothing else. Where it cannot be read, and one block is
-  open, it is that one; arguments of a block that is not open are an error.
-- `stop_reason` says whether the answer is whole (`finish_reasons`); a word or type that nobody knows says that
-  it may not be.
-- `usage` holds counts or is none; then this library counts itself.
-- Thinking, signatures, `stop_sequence`, `service_tier`, `speed` and the fields of the message change no answer: a wrong
-  type is left out.
+- Events, blocks and deltas have a `type`. An unknown type is skipped, as the API asks of its
+  clients; a missing type is an error. If a block was skipped, the stop reason `tool_use` without a
+  call is an error, too: that block may have been the call.
+- `content_block` and `delta` are objects, `text` and `partial_json` are texts. A wrong type is an
+  error; a text may be null, and so may the `delta` of a message. All of an answer comes in blocks:
+  a message that begins with its content is an error.
+- A call has a name. Its id is read if possible, and otherwise made up (`openai_calls`). Its `input`
+  is an object if no arguments follow.
+- `index` says to which block arguments belong. If it cannot be read and one block is open, they
+  belong to that block. Arguments of a block that is not open are an error.
+- `stop_reason` says if the answer is whole (`read_finish_reason`). An unknown word or type means
+  that it may not be.
+- `usage` holds counts or is missing; then this library counts.
+- Thinking, signatures, `stop_sequence`, `service_tier`, `speed` and the fields of the message do
+  not change an answer: a wrong type is left out.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ _MAX_QUOTED_CHARS: Final = 60
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is open."""
+    """An open block."""
 
-    index: int | None  # as the server counts; None: it does not say
+    index: int | None  # the server's number, or None if it sends none
     kind: str
     call_number: int = 0
     given_input: object = None
@@ -69,22 +71,22 @@ class AnthropicAnswerReader:
         self._num_calls = 0
         self._open_blocks: list[_Block] = []
         self._has_passed_over_blocks = False
-        self._counts: dict[str, object] = {}  # as the server says them
+        self._counts: dict[str, object] = {}  # as the server sends them
         self._num_reasoning_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._stopped_by: StoppedBy | None = None
         self._stop_string: str | None = None
-        self._service_tier: str | None = None  # that was served …
-        self._speed: str | None = None  # … and how fast
+        self._service_tier: str | None = None  # the tier that served the answer
+        self._speed: str | None = None  # the speed of that service
         self._response_id: str | None = None
 
     def read_event(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        """Take one event in; give what it says. Raises BrokenAnswerError."""
+        """Yield what one event says. Raises BrokenAnswerError."""
         match _read_kind(event, "an event"):
             case "message_start":
                 message = _as_object_or_empty(event.get("message"))
                 if message.get("content"):
-                    raise BrokenAnswerError("began its answer with content that is in no block")
+                    raise BrokenAnswerError("began its answer with content outside of any block")
                 self._response_id = _read_word(message.get("id"))
                 self._update_usage(_as_object_or_empty(message.get("usage")))
             case "content_block_start":
@@ -105,7 +107,7 @@ class AnthropicAnswerReader:
                 pass
 
     def end(self) -> Iterator[StreamEvent]:
-        """What is held back at the end of the answer, and its finish; raises BrokenAnswerError."""
+        """Yield what was held back, and the answer's finish. Raises BrokenAnswerError."""
         if self._finish_reason is None:
             raise BrokenAnswerError("ended its answer without a stop reason", is_transient=True)
         for block in tuple(self._open_blocks):
@@ -122,12 +124,12 @@ class AnthropicAnswerReader:
             response_id=self._response_id,
         )
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _read_block_start(self, index: object, fields: Mapping[str, Any]) -> Iterator[StreamEvent]:
         block = _Block(read_token_count(index), _read_kind(fields, "a content_block"))
         if block.index is not None and (before := self._find_block(block.index)) is not None:
-            yield from self._close_block(before)  # it was not said to be at its end
+            yield from self._close_block(before)  # the server did not end it
         self._open_blocks.append(block)
         match block.kind:
             case "tool_use":
@@ -174,7 +176,7 @@ class AnthropicAnswerReader:
     def _read_arguments(self, block: _Block | None, piece: str) -> Iterator[StreamEvent]:
         if block is None or block.kind in ("text", "thinking", "redacted_thinking"):
             raise BrokenAnswerError("sent arguments of a call that is not open")
-        if block.kind == "tool_use" and piece:  # else it is a tool's that the server runs itself
+        if block.kind == "tool_use" and piece:  # other tools are run by the server itself
             block.has_arguments = True
             yield from self._add_arguments(block, piece)
 
@@ -183,7 +185,7 @@ class AnthropicAnswerReader:
         yield from self._calls.read_delta({"tool_calls": [call]})
 
     def _find_block(self, index: object) -> _Block | None:
-        """The open block that an index means."""
+        """Return the open block that an index means, or None."""
         number = read_token_count(index)
         same = [block for block in self._open_blocks if block.index == number is not None]
         if same or len(self._open_blocks) != 1:
@@ -201,7 +203,7 @@ class AnthropicAnswerReader:
             yield from self._add_arguments(block, cast("object", given))
 
     def _flush_texts(self) -> Iterator[StreamEvent]:
-        """Halves of characters that no other half has followed."""
+        """Yield halves of characters that no other half has followed."""
         if thought := self._thought_joiner.flush():
             yield ReasoningDelta(thought)
         if text := self._joiner.flush():
@@ -209,7 +211,7 @@ class AnthropicAnswerReader:
             yield TextDelta(text)
 
     def _read_end(self, delta: Mapping[str, Any]) -> None:
-        """Take in why the answer ended, if it did."""
+        """Read why the answer ended, if it did."""
         word = delta.get("stop_reason")
         reason = read_finish_reason(word)
         if reason is None:
@@ -218,16 +220,17 @@ class AnthropicAnswerReader:
             quoted = str(word)[:_MAX_QUOTED_CHARS]
             raise BrokenAnswerError(f"broke off its answer: its stop reason is {quoted!r}", is_transient=True)
         if reason == "tool_calls" and self._has_passed_over_blocks and not self._num_calls:
-            raise BrokenAnswerError("stopped to call a tool, in a block of a type that is not known")
+            raise BrokenAnswerError("stopped to call a tool, in a block of an unknown type")
         self._finish_reason = reason
         self._stopped_by = _STOPPED_BY.get(str(word))
         self._stop_string = _read_word(delta.get("stop_sequence")) if self._stopped_by == "stop_string" else None
 
     def _update_usage(self, usage: Mapping[str, Any]) -> None:
-        """Counts are totals: the last one given stands, 0 as well; one that is left out or null changes nothing.
+        """Update the counts. They are totals: the last one stands, even if it is 0.
 
-        As in the SDK's own accumulation. After the context was compacted `message_delta` lowers what `message_start`
-        said: the cached input to 0, the other to what was read in the end.
+        A missing or null count changes nothing. The SDK accumulates counts in the same way. After a
+        compaction of the context, `message_delta` lowers the counts of `message_start`: the cached
+        input to 0, the other input to what was read in the end.
         """
         self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
         self._service_tier = _read_word(usage.get("service_tier")) or self._service_tier
@@ -237,13 +240,14 @@ class AnthropicAnswerReader:
         self._num_reasoning_tokens = self._num_reasoning_tokens if counted is None else counted
 
     def _build_usage(self) -> Usage | None:
-        if not any(self._counts.values()):  # a server that does not count
+        if not any(self._counts.values()):  # the server does not count
             return None
         counts = [read_token_count(self._counts.get(name, 0)) for name in _COUNT_FIELDS]
         num_new, num_cached, num_written, num_output = counts
         if num_new is None or num_output is None:
             return None
-        num_input = read_token_count(num_new + (num_cached or 0) + (num_written or 0))  # `input_tokens` has no cached
+        # `input_tokens` does not include cached tokens
+        num_input = read_token_count(num_new + (num_cached or 0) + (num_written or 0))
         if num_input is None:
             return None
         return Usage(
@@ -256,10 +260,10 @@ class AnthropicAnswerReader:
 
 
 def _read_kind(fields: Mapping[str, Any], what: str) -> str:
-    """The type of an event, a block or a delta."""
+    """Return the type of an event, a block or a delta."""
     kind = fields.get("type")
     if not isinstance(kind, str) or not kind:
-        raise BrokenAnswerError(f"sent {what} that does not say its type")
+        raise BrokenAnswerError(f"sent {what} without a type")
     return kind
 
 
@@ -278,10 +282,10 @@ def _read_text_field(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _read_word(value: object) -> str | None:
-    """A text that is not empty, as it is; None for anything else."""
+    """Return a text that is not empty, or None for anything else."""
     return value if isinstance(value, str) and value and is_encodable(value) else None
 
 
 def _as_object_or_empty(value: Any) -> Mapping[str, Any]:
-    """A JSON object as it is, anything else as an empty one."""
+    """Return a JSON object, or an empty one for anything else."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

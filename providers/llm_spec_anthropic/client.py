@@ -1,8 +1,9 @@
-"""AnthropicMessagesClient: streams of Anthropic's messages through its SDK, and their failures in this library's words.
+"""AnthropicMessagesClient: streams of Anthropic's messages through its SDK.
 
-The SDK is asked for events as JSON, not as its own objects (`cast_to=object`): bodies go out exactly as they were
-built, unknown fields and events are no matter, and nothing of the SDK can leak. Errors are raised outside of the
-`except` that saw the SDK's own, whose text and request may hold the key, so that no traceback shows it.
+The SDK returns events as JSON, not as its own objects (`cast_to=object`). So bodies are sent
+exactly as they were built, unknown fields and events do no harm, and no object of the SDK can leak.
+The SDK's errors become this library's. They are raised outside of the `except` block: the text and
+request of the SDK's error may hold the key, and a traceback would show them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ __all__ = ["AnthropicMessagesClient", "SdkStream"]
 
 _CONNECT_S: Final = 10.0
 _IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
-_DRAIN_TIMEOUT_S: Final = 0.25  # how long a finished response may take to end, so that its connection can be used again
+# How long a finished response may take to end, so that its connection can be used again
+_DRAIN_TIMEOUT_S: Final = 0.25
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
-_MAX_TYPE_CHARS: Final = 60  # of the type of that error
+_MAX_TYPE_CHARS: Final = 60  # characters of the type of a server's error
 _OVERLOADED: Final = 529  # Anthropic's own status; https://platform.claude.com/docs/en/api/errors
 _ANTHROPIC_URL: Final = "https://api.anthropic.com"
 _SDK_ERRORS: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
@@ -59,31 +61,35 @@ SdkStream = AsyncStream[object]
 
 
 class AnthropicMessagesClient:
-    """Opens streams. `name` and the address are what errors tell; the key is in none of them.
+    """Opens streams. Errors contain `name` and the address, never the key.
 
-    A `client` that is given stays the caller's, with its timeouts, but does not retry, and belongs to one event loop;
-    otherwise each loop that sends requests has connections of its own, which are closed with the loop or by `aclose`.
+    A given `client` stays the caller's and belongs to one event loop. It keeps its timeouts, but
+    does not retry. Without one, each loop that sends requests has connections of its own, which are
+    closed with the loop or by `aclose`.
     """
 
     def __init__(self, name: str, client: AsyncAnthropic | None, *, base_url: str | None, api_key: str | None) -> None:
         if client is not None and (base_url is not None or api_key is not None):
-            raise ConfigError("client is given beside base_url or api_key; the client has its own")
+            raise ConfigError("client is given, which has an address and a key; leave out base_url and api_key")
         self._name = name
         address = None if client else base_url or os.environ.get("ANTHROPIC_BASE_URL")
-        if address == "":  # an empty variable, which the SDK would take
+        if address == "":  # the SDK would take an empty variable for an address
             address = _ANTHROPIC_URL
         server = None if not address else parse_server_address(address)
         sdk = client.with_options(max_retries=0) if client else _create_sdk_client(server, api_key)
         self._server = server or parse_server_address(str(sdk.base_url).rstrip("/"))
-        if self._server.authorization or self._server.query:  # what the SDK would pass on as a part of the address
+        # the SDK would send these as a part of the address
+        if self._server.authorization or self._server.query:
             sdk = sdk.with_options(
                 base_url=self._server.url if client else _remove_version(self._server.url),
                 default_headers={"Authorization": self._server.authorization} if self._server.authorization else None,
                 default_query=dict(parse_qsl(self._server.query, keep_blank_values=True)),
             )
         self._sdk = sdk
-        self._proxy = find_proxy(self._server.url) if client is None else None  # a client that is given has its own
-        self._spare_client = self._sdk if client is None else None  # for the first loop; it has no connections yet
+        # a given client has its own proxy
+        self._proxy = find_proxy(self._server.url) if client is None else None
+        # for the first loop; it has no connections yet
+        self._spare_client = self._sdk if client is None else None
         self._loop_clients = PerLoopResource(self._create_loop_client) if client is None else None
         self._calls = OpenCalls(name)
         self._given_loop = SingleLoopGuard(
@@ -95,9 +101,9 @@ class AnthropicMessagesClient:
     async def open_answer_stream(
         self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()
     ) -> SdkStream:
-        """Send a request; its stream, once the status is good. It is closed by the stack.
+        """Send a request and return its stream once the status is good. The stack closes it.
 
-        Raises ClosedError once this is closed.
+        Raises ClosedError once this client is closed.
         """
         with self._calls.open_call():
             stream = await stack.enter_async_context(await self._send(body, betas))
@@ -119,7 +125,7 @@ class AnthropicMessagesClient:
         raise failed
 
     async def count_request_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
-        """How many tokens a request has, as the server counts them."""
+        """Return the number of tokens in a request, as the server counts them."""
         with self._calls.open_call():
             return await self._send_count_request(body, betas)
 
@@ -134,7 +140,7 @@ class AnthropicMessagesClient:
         raise failed
 
     async def read_stream_objects(self, stream: SdkStream) -> AsyncGenerator[dict[str, Any]]:
-        """The JSON objects of a stream, up to `message_stop` or its end."""
+        """Yield the JSON objects of a stream, up to `message_stop` or its end."""
         failed: LlmSpecError | None = None
         try:
             while (event := await anext(stream, _STREAM_END)) is not _STREAM_END:
@@ -153,7 +159,7 @@ class AnthropicMessagesClient:
                 await anext(stream, None)
 
     def convert_broken_answer_error(self, error: BrokenAnswerError) -> LlmSpecError:
-        """What is wrong with an answer, as an error of this library."""
+        """Convert an error in an answer to one of this library."""
         if self._calls.is_closed:
             return self._calls.make_ended_error()
         if error.reported is not None:
@@ -161,7 +167,7 @@ class AnthropicMessagesClient:
         return (TransientError if error.is_transient else TargetError)(self.format_error_message(str(error)))
 
     async def aclose(self) -> None:
-        """End what is under way, and close the clients that were made here."""
+        """End the running calls, and close the clients that were made here."""
         await self._calls.aclose()
         spare_client, self._spare_client = self._spare_client, None
         if spare_client is not None:
@@ -170,14 +176,14 @@ class AnthropicMessagesClient:
             await self._loop_clients.aclose()
 
     def format_error_message(self, what: str) -> str:
-        """One line that names the model and where it is, without the key if the server repeats it."""
+        """Return one line with the model's name and address. Keys in it are masked."""
         line = " ".join(f"{self._name} at {self._server} {what}".split())
         return mask_secrets(line, *self._secrets)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _get_loop_client(self) -> AsyncAnthropic:
-        """The running loop's client."""
+        """Return the running loop's client."""
         if self._loop_clients is not None:
             return await self._loop_clients.get()
         self._given_loop.check_running_loop()
@@ -188,7 +194,7 @@ class AnthropicMessagesClient:
         return first or self._sdk.with_options(http_client=_create_http_client(self._server.url))
 
     def _convert_sdk_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
-        """What went wrong, as an error of this library."""
+        """Convert an error of the SDK to one of this library."""
         if self._calls.is_closed:
             return self._calls.make_ended_error()
         if isinstance(error, APIStatusError):
@@ -208,11 +214,11 @@ class AnthropicMessagesClient:
             return TransientError(self.format_error_message(f"{broken} {words}"))
         if sending and isinstance(error, TypeError | ValueError):
             return InvalidRequestError(self.format_error_message(f"cannot be sent this request {words}"))
-        what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
+        what = "sent something that is not valid JSON" if isinstance(error, ValueError) else "failed"
         return TargetError(self.format_error_message(f"{what} {words}"))
 
     def _convert_status_error(self, error: APIStatusError) -> LlmSpecError:
-        """A status that is none of success, or an error inside a stream, whose status was."""
+        """Convert an error status, or an error inside a stream whose status was a success."""
         body: object = error.body
         reported: object = _as_object_or_empty(body).get("error")
         if error.response.is_success:
@@ -229,7 +235,7 @@ class AnthropicMessagesClient:
         return make_status_error(error.status_code, headers, line, reported=reported)
 
     def _build_reported_error(self, reported: object) -> LlmSpecError:
-        """What a server said went wrong in its answer, as an error."""
+        """Build the error that a server reported in its answer."""
         kind = _as_object_or_empty(reported).get("type")
         words = self._quote_without_key(get_error_words(reported))
         if isinstance(kind, str):
@@ -239,11 +245,12 @@ class AnthropicMessagesClient:
         return make_status_error(status, {}, line, reported=reported)
 
     def _quote_without_key(self, words: str) -> str:
-        return mask_secrets(words, *self._secrets)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
+        # masked before they are cut: half a key is a secret, too
+        return mask_secrets(words, *self._secrets)[:_MAX_QUOTED_CHARS]
 
 
 def _as_object_or_empty(value: object) -> Mapping[str, Any]:
-    """A JSON object as it is, anything else as an empty one."""
+    """Return a JSON object, or an empty one for anything else."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -253,7 +260,7 @@ def _build_header_options(betas: Sequence[str]) -> RequestOptions:
 
 
 def _create_sdk_client(server: ServerAddress | None, api_key: str | None) -> AsyncAnthropic:
-    """A client; without a `server`, the SDK knows where."""
+    """Create a client. Without a `server`, the SDK chooses the address."""
     client = AsyncAnthropic(
         api_key=api_key,
         base_url=None if server is None else _remove_version(server.url),
@@ -263,21 +270,21 @@ def _create_sdk_client(server: ServerAddress | None, api_key: str | None) -> Asy
     has_key = client.api_key or client.auth_token or client.credentials or (server and server.authorization)
     if not has_key and not {"authorization", "x-api-key"} & {name.lower() for name in client.default_headers}:
         raise ConfigError(
-            "anthropic has no key; set ANTHROPIC_API_KEY or give api_key (any, for a server without keys)"
+            "anthropic needs a key; set ANTHROPIC_API_KEY or give api_key (any, for a server without keys)"
         )
     return client
 
 
 def _remove_version(url: str) -> str:
-    """An address without `/v1`, which the SDK adds itself."""
+    """Return an address without `/v1`, which the SDK adds itself."""
     return url.removesuffix("/v1")
 
 
 def _create_http_client(url: str) -> httpx2.AsyncClient:
-    """On aiohttp where it is installed; without redirects, as a key goes where it was meant to go."""
+    """Create a client on aiohttp, if installed, that sends no key to a redirect's address."""
     timeout, proxy = Timeout(_IDLE_S, connect=_CONNECT_S), find_proxy(url)
     try:
-        if proxy is None or not proxy.is_socks:  # which aiohttp does not speak
+        if proxy is None or not proxy.is_socks:  # aiohttp does not speak SOCKS
             with suppress(RuntimeError):
                 return DefaultAioHttpClient(timeout=timeout, follow_redirects=False)
         return DefaultAsyncHttpxClient(timeout=timeout, follow_redirects=False)

@@ -1,7 +1,7 @@
-"""From this library's requests, in OpenAI's words, to bodies of Anthropic's messages. Pure.
+"""Converts this library's requests, in OpenAI's form, to bodies of Anthropic's messages. Pure.
 
-Messages, content parts and tools that are in Anthropic's own words already pass as they are. Participants' names
-(`name`) and seeds have no counterpart there and are left out.
+Messages, content parts and tools that are already in Anthropic's form stay unchanged. Participants'
+names (`name`) and seeds have no counterpart and are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Body: TypeAlias = dict[str, Any]
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _DATA_URL: Final = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.=+-]+)*;base64,(?P<data>.*)", re.DOTALL)
-_NEUTRAL_SAMPLING: Final[Mapping[str, object]] = {  # what no model has to honour, beside None
+_NEUTRAL_SAMPLING: Final[Mapping[str, object]] = {  # values that, like None, change nothing
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -35,9 +35,9 @@ _TOOL_CHOICES: Final = {"auto": "auto", "required": "any", "none": "none"}
 
 
 def build_request_body(request: ChatRequest, model: str) -> Body:
-    """The JSON of a streaming request; `extra`, in Anthropic's words, comes last and wins.
+    """Build the JSON of a streaming request. `extra`, in Anthropic's form, comes last and wins.
 
-    Raises InvalidRequestError for what Anthropic's messages cannot say.
+    Raises InvalidRequestError for what Anthropic's messages cannot express.
     """
     request, _ = translate_openai_fields(request, model, is_openai_client=False)
     sampling = _check_sampling_is_supported(request.sampling)
@@ -61,18 +61,19 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
     }
     body |= {name: value for name, value in optional.items() if value is not None}
     if request.raw:
-        raise InvalidRequestError("raw is set; Anthropic's models take messages alone")
+        raise InvalidRequestError("raw is set; Anthropic's models take only messages: leave it out")
     if request.top_logprobs is not None:
-        raise InvalidRequestError("top_logprobs is set; Anthropic's models tell no log-probabilities")
+        raise InvalidRequestError("top_logprobs is set; Anthropic's models return no log-probabilities: leave it out")
     if request.prefix:
         body["messages"].append({"role": "assistant", "content": _check_prefix_is_supported(request.prefix, model)})
     extra = dict(request.extra)
     if "output_config" in body and isinstance(extra.get("output_config"), Mapping):
-        extra["output_config"] = body["output_config"] | extra["output_config"]  # an effort leaves the format as it is
+        # an effort in `extra` leaves the format unchanged
+        extra["output_config"] = body["output_config"] | extra["output_config"]
     return body | extra
 
 
-# ---------------------------------------------------------------------------------------------- fields
+# ------------------------------------------------------------------------------------------- fields
 
 
 def _check_sampling_is_supported(sampling: Sampling) -> Sampling:
@@ -94,9 +95,10 @@ def _check_prefix_is_supported(prefix: str, model: str) -> str:
 
 
 def _convert_tool_to_anthropic(tool: Mapping[str, Any]) -> Body:
-    if isinstance(custom := tool.get("custom"), Mapping):  # of chat completions; Anthropic's own has its fields beside
+    # the form of chat completions; Anthropic's custom tools have no field `custom`
+    if isinstance(custom := tool.get("custom"), Mapping):
         name = cast("Mapping[str, Any]", custom).get("name")
-        raise InvalidRequestError(f"tools holds the custom tool {name!r}; Anthropic's models take functions alone")
+        raise InvalidRequestError(f"tools holds the custom tool {name!r}; Anthropic's models take only functions")
     if tool.get("type") != "function":
         return dict(tool)
     function = _require_mapping(tool.get("function"), "tool 'function'")
@@ -110,7 +112,10 @@ def _convert_tool_to_anthropic(tool: Mapping[str, Any]) -> Body:
 def _select_allowed_tools(
     tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
 ) -> tuple[Sequence[Mapping[str, Any]], str | Mapping[str, Any] | None]:
-    """The tools that OpenAI's `allowed_tools` leaves, and how to choose among them; others as they are."""
+    """Return the tools that OpenAI's `allowed_tools` leaves, and how to choose among them.
+
+    With another choice, both are returned unchanged.
+    """
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return tools, choice
     allowed = _require_mapping(choice.get("allowed_tools"), "tool_choice 'allowed_tools'")
@@ -150,13 +155,13 @@ def _build_output_config(response_format: Mapping[str, Any] | None) -> Body | No
     return {"format": {"type": "json_schema", "schema": _require_mapping(schema, "response_format 'schema'")}}
 
 
-# -------------------------------------------------------------------------------------------- messages
+# ----------------------------------------------------------------------------------------- messages
 
 
 def _split_system_messages(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
-    """What the system says before the first answer, and the conversation.
+    """Return the system messages before the first answer, and the conversation.
 
-    Later texts of the system keep their place as texts of the user, unless they came in Anthropic's own words.
+    Later system texts keep their place as user texts, unless they came in Anthropic's form.
     """
     if not any(message.role in _SYSTEM_ROLES and _is_native_anthropic_message(message) for message in messages):
         messages = place_later_system_texts(messages, role="user")
@@ -169,7 +174,7 @@ def _split_system_messages(messages: Sequence[ChatMessage]) -> tuple[list[ChatMe
 
 
 def _build_system_blocks(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
-    """Text where it is one text, else blocks."""
+    """Return one text as it is, and more of them as blocks."""
     contents = [_build_message_content(message) for message in messages]
     if len(contents) == 1:
         return contents[0] or None
@@ -177,9 +182,10 @@ def _build_system_blocks(messages: Sequence[ChatMessage]) -> str | list[Body] | 
 
 
 def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
-    """The conversation; results of tools that follow one another are one turn, as they answer one turn.
+    """Build the turns of the conversation.
 
-    So is what a native message says after its results.
+    Consecutive tool results form one turn, as they answer one turn. What a native message says
+    after its results belongs to that turn, too.
     """
     turns: list[Body] = []
     role_before = ""
@@ -189,7 +195,8 @@ def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
             if role_before != "tool":
                 turns.append({"role": "user", "content": []})
             turns[-1]["content"] += _convert_parts_to_blocks(_build_message_content(message))
-        elif (content := _build_message_content(message)) or message is messages[-1]:  # an empty turn is refused
+        elif (content := _build_message_content(message)) or message is messages[-1]:
+            # other empty turns are left out: the API refuses them
             turns.append({"role": message.role, "content": content})
         role_before = message.role
     return turns
@@ -200,7 +207,7 @@ def _is_native_anthropic_message(message: ChatMessage) -> bool:
 
 
 def _build_message_content(message: ChatMessage) -> str | list[Body]:
-    """Text or blocks: those that the message came in, else what its fields say."""
+    """Return a message's text or blocks: the ones it came in, otherwise from its fields."""
     native = message.native
     if native is not None and native.api == "messages":
         content: str | list[Body] = native.value["content"]
@@ -229,7 +236,8 @@ def _build_tool_use_block(call: ToolCall) -> Body:
     except (TypeError, ValueError):
         arguments = None
     if not isinstance(arguments, dict):
-        arguments = {"arguments": call.arguments}  # a call that was cut off is a part of the conversation, too
+        # a call that was cut off is a part of the conversation, too
+        arguments = {"arguments": call.arguments}
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": cast("Body", arguments)}
 
 
@@ -250,7 +258,7 @@ def _convert_content_to_anthropic(content: str | Sequence[ContentPart] | None) -
 
 
 def _convert_parts_to_blocks(content: str | Sequence[ContentPart] | None) -> list[Body]:
-    """Blocks, none of which has a blank text: the API refuses those."""
+    """Convert content to blocks, without blank texts: the API refuses them."""
     parts = [{"type": "text", "text": content or ""}] if isinstance(content, str | None) else content
     return [_convert_part_to_block(part) for part in parts if not _is_blank_text(part)]
 
@@ -272,7 +280,7 @@ def _convert_part_to_block(part: ContentPart) -> Body:
             return {"type": "text", "text": str(part.get("refusal"))}
         case "input_audio":
             raise InvalidRequestError(
-                "a message has a part of type 'input_audio', which Anthropic's models cannot hear"
+                "a message has a part of type 'input_audio', which Anthropic's models do not take"
             )
         case _:
             return dict(part)
@@ -288,7 +296,7 @@ def _build_document_block(file: Mapping[str, Any]) -> Body:
     try:
         text = base64.b64decode(data["data"], validate=True).decode()
     except ValueError as error:
-        raise InvalidRequestError(f"a message's file is not a text in UTF-8: {error}") from error
+        raise InvalidRequestError(f"a message's file is not valid UTF-8: {error}") from error
     return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}, **title}
 
 

@@ -1,7 +1,7 @@
-"""Fields of OpenAI's APIs in the words of Anthropic's messages. Pure.
+"""Translates fields of OpenAI's APIs to those of Anthropic's messages. Pure.
 
-What Anthropic's API has as well is known from its own SDK, and every other field that clients send from the table of
-fields (`llm_spec.contract.fields`). The API answers 400 to a field that it does not know.
+Anthropic's SDK lists the fields of its API. The table of fields (`llm_spec.contract.fields`) lists
+every other field that clients send. The API answers 400 to an unknown field.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ Body: TypeAlias = dict[str, Any]
 KNOWN_FIELDS: Final = frozenset(
     {*MessageCreateParamsBase.__annotations__, *BetaMessageCreateParamsBase.__annotations__, "stream"}
 )
-_SHARED_FIELDS: Final = frozenset({"metadata", "service_tier"})  # of both APIs, with other values
+# Fields of both APIs, with different values
+_SHARED_FIELDS: Final = frozenset({"metadata", "service_tier"})
 _OPENAI_APIS: Final = frozenset({"chat", "completions", "responses"})
-_ANSWER_FIELDS: Final = frozenset({"logit_bias", "logprobs", "top_logprobs"})  # which a ChatRequest has itself
+# Fields that a ChatRequest has itself
+_ANSWER_FIELDS: Final = frozenset({"logit_bias", "logprobs", "top_logprobs"})
 _EFFORTS: Final[Mapping[str, str]] = {"minimal": "low"} | {
     name: name for name in ("low", "medium", "high", "xhigh", "max")
 }
-# Which tier is served is agreed with Anthropic beforehand; a request can only decline the better one
+# The tier is agreed with Anthropic beforehand; a request can only decline the better one
 _SERVICE_TIERS: Final[Mapping[str, str]] = {"auto": "auto", "default": "standard_only", "priority": "auto"}
 
 
 def translate_openai_fields(
     request: ChatRequest, model: str, *, is_openai_client: bool
 ) -> tuple[ChatRequest, tuple[str, ...]]:
-    """A request whose `extra` has Anthropic's words for OpenAI's, and the names of fields that are left out.
+    """Return a request with Anthropic's fields in `extra`, and the names of fields left out.
 
-    A field at its default is left out without a name. Where a client of OpenAI's API wrote the request
-    (`is_openai_client`), names that both APIs have mean OpenAI's, and words of other servers are left out, too; else
-    both stay as they are. Raises InvalidRequestError for what would make an answer of another form.
+    A field at its default is left out and not named. If a client of OpenAI's API wrote the request
+    (`is_openai_client`), names that both APIs have mean OpenAI's, and fields of other servers are
+    left out, too. Otherwise both stay unchanged. Raises InvalidRequestError for a field that would
+    change the form of the answer.
     """
     found = [name for name in request.extra if _needs_translation(name, is_openai_client=is_openai_client)]
     if not found:  # nearly always
@@ -60,7 +63,8 @@ def translate_openai_fields(
             _check_can_be_left_out(name)
         if not fields or (name == "metadata" and fields["metadata"] != value):
             left_out.append(name)
-        for other, said in fields.items():  # what is said already, in Anthropic's words, stays
+        # what `extra` already has in Anthropic's form stays
+        for other, said in fields.items():
             extra[other] = {**said, **extra[other]} if isinstance(extra.get(other), Mapping) else extra.get(other, said)
     return replace(request, extra=extra, tool_choice=tool_choice), tuple(sorted(left_out))
 
@@ -73,7 +77,7 @@ def _needs_translation(name: str, *, is_openai_client: bool) -> bool:
 
 
 def _translate_field(name: str, value: Any, model: str) -> Body:
-    """What Anthropic's API has for a field; empty: it has nothing."""
+    """Return Anthropic's fields for a field; empty if the API has none."""
     match name:
         case "user" if isinstance(value, str):
             return {"metadata": {"user_id": value}}
@@ -91,7 +95,7 @@ def _translate_field(name: str, value: Any, model: str) -> Body:
 
 
 def _translate_effort(effort: object, model: str) -> Body:
-    """How much to think is a wish: a model that does not take it would refuse the request for it."""
+    """Translate an effort. It is left out for a model that would refuse the request for it."""
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
     if isinstance(effort, str) and effort in _EFFORTS and can_model_take_effort(model):
@@ -100,7 +104,7 @@ def _translate_effort(effort: object, model: str) -> Body:
 
 
 def _forbid_parallel_calls(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any]:
-    """How to choose tools, one at most, in Anthropic's words."""
+    """Return a tool choice in Anthropic's form that allows one call at most."""
     if choice == "none":
         return choice
     if isinstance(choice, Mapping) and choice.get("type") == "function":

@@ -1,6 +1,7 @@
 """AnthropicProvider: Claude through the official SDK.
 
-Always streamed, so that a reader that goes away closes the connection, and with it the server's work.
+Answers are always streamed. So a reader that leaves closes the connection, which ends the server's
+work.
 """
 
 from __future__ import annotations
@@ -44,17 +45,19 @@ _COUNT_REQUEST_FIELDS: Final = (  # the fields that the API's counting takes
 class AnthropicProvider:
     """A Claude model, or a model behind a server that speaks Anthropic's messages at `base_url`.
 
-    The SDK finds the key (`ANTHROPIC_API_KEY`) and address where they are not given; the key is in no repr, log or
-    error. Any number of event loops may use the provider, each has connections of its own. A `client` that is given
-    stays the caller's, belongs to one loop, and keeps its timeouts, but its retries are off. Requests raise
-    InvalidRequestError for what the API calls invalid and for `min_p`, `logit_bias` and penalties, which it lacks;
-    TransientError for what may be retried; TargetError for the rest.
+    If the key (`ANTHROPIC_API_KEY`) or the address is not given, the SDK finds it. The key is in no
+    repr, log or error. Any number of event loops may use the provider; each has connections of its
+    own. A given `client` stays the caller's, belongs to one loop, and keeps its timeouts, but its
+    retries are off. Requests raise InvalidRequestError for what the API calls invalid and for
+    `min_p`, `logit_bias` and penalties, which it lacks; TransientError for what may be retried;
+    TargetError for the rest.
 
-    There are no seeds: a request's seed is not sent and has no effect. The API wants a limit: a request without
-    `max_tokens` gets 32,000, or 4,096 for Claude 3, older ones and names that tell no version. Models up to 4.5
-    continue a `prefix`. `extra` holds fields of the API itself, such as `thinking`; `betas` in it, a list of names, go
-    into the header of that purpose. Fields of OpenAI's API in it (`user`, `parallel_tool_calls`, `reasoning_effort`)
-    are translated; what Anthropic has no word for (`store`, `verbosity`) is left out.
+    The API has no seeds: a request's seed is not sent. It requires a limit: without `max_tokens` a
+    request gets 32,000, or 4,096 for Claude 3, older models and names without a version. Models up
+    to 4.5 continue a `prefix`. `extra` holds fields of the API, such as `thinking`; its `betas`, a
+    list of names, go into the header `anthropic-beta`. Fields of OpenAI's API in `extra` (`user`,
+    `parallel_tool_calls`, `reasoning_effort`) are translated. Fields without a counterpart
+    (`store`, `verbosity`) are left out.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class AnthropicProvider:
         if can_try and not await self._continuation.can_continue():
             self.capabilities = replace(self.capabilities, continue_prefix=False)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _read_answer_events(self, stream: SdkStream) -> AsyncGenerator[StreamEvent]:
         reader = AnthropicAnswerReader()
@@ -119,7 +122,7 @@ class AnthropicProvider:
 
     @contextmanager
     def _translate_failures(self, reader: AnthropicAnswerReader) -> Generator[None]:
-        """What goes wrong while an answer is read as errors of this library, with the text that has come."""
+        """Convert errors in an answer to this library's, with the text that has come."""
         try:
             yield
         except TargetError as error:

@@ -1,4 +1,7 @@
-"""OpenAI's models and Azure's deployments of them, through the official SDK. Importing this does not load it."""
+"""OpenAI's models and Azure's deployments of them, through the official SDK.
+
+Importing this package does not load the SDK.
+"""
 
 from __future__ import annotations
 

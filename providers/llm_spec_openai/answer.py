@@ -1,4 +1,4 @@
-"""A streamed answer: the SDK's JSON values to this library's events."""
+"""Converts the SDK's JSON values of a streamed answer to this library's events."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ __all__ = ["read_sdk_answer_chunks", "read_sdk_answer_events"]
 async def read_sdk_answer_events(
     client: OpenAIChatClient, stream: DoneTrackingStream, reader: ChunkReader
 ) -> AsyncGenerator[StreamEvent]:
-    """The events of a stream.
+    """Yield the events of a stream.
 
-    Raises TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
-    InvalidRequestError for an error that the server reports in it, TargetError for what cannot be read.
+    Raises TransientError if the stream breaks, or ends without a finish reason and `[DONE]`. An
+    error that the server reports in it is raised as by `make_status_error`, such as TargetError or
+    InvalidRequestError. TargetError is raised for what cannot be read.
     """
     text: list[str] = []
     try:
@@ -32,9 +33,8 @@ async def read_sdk_answer_events(
                     text.append(event.text)
                 yield event
     except SDK_ERRORS as error:
-        raise client.convert_sdk_error(
-            error, "".join(text)
-        ) from None  # an SDK's error holds the request, and with it the key
+        # from None, as an SDK's error holds the request, and with it the key
+        raise client.convert_sdk_error(error, "".join(text)) from None
     except BrokenAnswerError as error:
         raise client.build_broken_answer_error(error, "".join(text)) from None
     finish = reader.make_finish(is_done=stream.is_done)
@@ -50,7 +50,7 @@ async def read_sdk_answer_events(
 async def read_sdk_answer_chunks(
     client: OpenAIChatClient, stream: DoneTrackingStream, normalizer: ChunkNormalizer
 ) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream, brought into form; raises as `read_sdk_answer_events`."""
+    """Yield the normalized JSON objects of a stream. Raises as `read_sdk_answer_events`."""
     try:
         async for value in stream:
             yield normalizer.normalize(_check_chunk_object(client, value, ()))

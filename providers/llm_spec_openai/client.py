@@ -1,4 +1,4 @@
-"""Clients of OpenAI's SDK: how they are made, and OpenAIChatClient, which streams chat completions through one."""
+"""Creates clients of OpenAI's SDK. OpenAIChatClient streams chat completions through one."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
 
 
 class DoneTrackingStream(AsyncStream[object]):
-    """The SDK's stream, which stops at `[DONE]` without a word: `is_done` says whether that came.
+    """The SDK's stream, which ends silently at `[DONE]`. `is_done` is True if that came.
 
-    A body that is no stream but one JSON value is its only event, and the data of an event `error` is an error: the SDK
-    would pass over both.
+    If the body is one JSON value instead of a stream, that value is the only event. The data of an
+    event `error` is an error. The SDK would pass over both.
     """
 
     is_done = False
@@ -67,7 +67,7 @@ class DoneTrackingStream(AsyncStream[object]):
 
 
 def _name_error(event: ServerSentEvent) -> ServerSentEvent:
-    """An event named `error` as an object that says it under `error`."""
+    """Put the data of an event named `error` into an object under `error`."""
     try:
         error: object = json.loads(event.data)
     except ValueError:
@@ -77,24 +77,27 @@ def _name_error(event: ServerSentEvent) -> ServerSentEvent:
 
 
 class OpenAIChatClient:
-    """One model behind an SDK client; `name` is what errors call it.
+    """One model behind an SDK client. Errors call it `name`.
 
-    A client that is given (`is_given`) stays the caller's, and belongs to one event loop; otherwise each loop that
-    sends requests has connections of its own, which are closed with the loop or by `aclose`. The SDK's own retries are
-    off: a failure that may pass is a TransientError, and asking again is the caller's.
+    A given client (`is_given`) stays the caller's and belongs to one event loop. Otherwise each
+    loop that sends requests has connections of its own, which are closed with the loop or by
+    `aclose`. The SDK's own retries are off: a failure that may pass is a TransientError, and the
+    caller decides about a retry.
     """
 
     def __init__(self, name: str, client: AsyncOpenAI, *, is_given: bool) -> None:
         is_azure = isinstance(client, AsyncAzureOpenAI)
         server = parse_server_address(str(client.base_url))
         self._client = client.with_options(max_retries=0)
-        if server.authorization or server.query:  # what the SDK would pass on as a part of the address
+        # the SDK would send these as a part of the address
+        if server.authorization or server.query:
             self._client = self._client.with_options(
                 base_url=server.url,
                 default_headers={"Authorization": server.authorization} if server.authorization else None,
                 default_query=dict(parse_qsl(server.query, keep_blank_values=True)),
             )
-        self._spare_client = None if is_given else self._client  # for the first loop; it has no connections yet
+        # for the first loop; it has no connections yet
+        self._spare_client = None if is_given else self._client
         self._loop_clients = None if is_given else PerLoopResource(self._create_loop_client)
         self._calls = OpenCalls(name)
         self._given_loop = SingleLoopGuard(
@@ -109,9 +112,9 @@ class OpenAIChatClient:
         self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
 
     async def open_answer_stream(self, stack: AsyncExitStack, body: Body) -> DoneTrackingStream:
-        """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it.
+        """Send a request and return its stream of JSON values once the status is good.
 
-        Raises ClosedError once this is closed.
+        The stack closes the stream. Raises ClosedError once this client is closed.
         """
         with self._calls.open_call():
             stream = await stack.enter_async_context(await self._send(body))
@@ -120,7 +123,8 @@ class OpenAIChatClient:
     async def _send(self, body: Body) -> DoneTrackingStream:
         client = await self._get_loop_client()
         try:
-            # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
+            # `chat.completions.create` would make a pydantic model of every piece, which costs more
+            # than the rest
             return await client.post(
                 "/chat/completions",
                 body=body,
@@ -133,12 +137,11 @@ class OpenAIChatClient:
             explain_loop_error = self._given_loop.explain_loop_error(error)
             if explain_loop_error is None and not isinstance(error, SDK_ERRORS):
                 raise
-            raise explain_loop_error or self.convert_sdk_error(
-                error
-            ) from None  # an SDK's error holds the request, and with it the key
+            # from None, as an SDK's error holds the request, and with it the key
+            raise explain_loop_error or self.convert_sdk_error(error) from None
 
     async def aclose(self) -> None:
-        """End what is under way, and close the clients that were made here."""
+        """End the running calls, and close the clients that were made here."""
         await self._calls.aclose()
         spare_client, self._spare_client = self._spare_client, None
         if spare_client is not None:
@@ -147,23 +150,26 @@ class OpenAIChatClient:
             await self._loop_clients.aclose()
 
     def convert_sdk_error(self, error: Exception, text: str = "") -> LlmSpecError:
-        """One of `SDK_ERRORS` in this library's words; `text` is what had come before."""
+        """Convert one of `SDK_ERRORS` to this library's. `text` is what had come before."""
         if self._calls.is_closed:
             return self._calls.make_ended_error(text)
         return convert_sdk_error_to_library(error, self._address, secret=self._client.api_key, text=text)
 
     def build_broken_answer_error(self, error: BrokenAnswerError, text: str = "") -> LlmSpecError:
-        """An answer that broke off or cannot be read, in this library's words; `text` is what had come before."""
+        """Build the error for an answer that broke off or cannot be read.
+
+        `text` is what had come before.
+        """
         if self._calls.is_closed:
             return self._calls.make_ended_error(text)
         return convert_broken_answer_to_library(error, self._address, secret=self._client.api_key, text=text)
 
     def format_error_message(self, what: str) -> str:
-        """One line that names the model and where it is."""
+        """Return one line with the model's name and address."""
         return self._address.format_error_message(what)
 
     async def _get_loop_client(self) -> AsyncOpenAI:
-        """The running loop's client."""
+        """Return the running loop's client."""
         if self._loop_clients is not None:
             return await self._loop_clients.get()
         self._given_loop.check_running_loop()
@@ -175,8 +181,9 @@ class OpenAIChatClient:
 
 
 def create_openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
-    """A client of OpenAI, or of a server that speaks its language; raises ConfigError without a key."""
-    base_url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL  # the SDK would take an empty variable
+    """Create a client of OpenAI, or of a compatible server. Raises ConfigError without a key."""
+    # the SDK would take an empty variable for an address
+    base_url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
     server = parse_server_address(base_url)
     key = api_key or os.environ.get("OPENAI_API_KEY") or (server.authorization and "none")
     if not key:
@@ -187,7 +194,10 @@ def create_openai_client(base_url: str | None, api_key: str | None) -> AsyncOpen
 
 
 def create_azure_client(endpoint: str | None, api_key: str | None, api_version: str | None) -> AsyncAzureOpenAI:
-    """A client of Azure; raises ConfigError for what is neither given nor in the SDK's environment variables."""
+    """Create a client of Azure.
+
+    Raises ConfigError for a value that is neither given nor in the SDK's environment variables.
+    """
     address = endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT")
     if not address:
         raise ConfigError(
@@ -213,14 +223,16 @@ def create_azure_client(endpoint: str | None, api_key: str | None, api_version: 
 
 
 def _create_http_client(url: str) -> httpx2.AsyncClient:
-    """The SDK's client on aiohttp, which costs half the CPU, or its default where aiohttp is not fit for it."""
+    """Create the SDK's client on aiohttp, which costs half the CPU.
+
+    If aiohttp is missing or cannot use the proxy, create its default client.
+    """
     proxy = find_proxy(url)
     try:
-        if proxy is None or not proxy.is_socks:  # which aiohttp does not speak
+        if proxy is None or not proxy.is_socks:  # aiohttp does not speak SOCKS
             with suppress(RuntimeError):
-                return DefaultAioHttpClient(
-                    timeout=_TIMEOUT, follow_redirects=False
-                )  # a key goes where it was meant to
+                # without redirects, so that a key goes only where it was meant to go
+                return DefaultAioHttpClient(timeout=_TIMEOUT, follow_redirects=False)
         return DefaultAsyncHttpxClient(timeout=_TIMEOUT, follow_redirects=False)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"openai cannot use the environment's proxies: {strip_credentials(str(error))}") from None

@@ -1,4 +1,4 @@
-"""From this library's requests to the bodies that OpenAI takes. Pure."""
+"""Converts this library's requests to the bodies that OpenAI takes. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ __all__ = ["Body", "build_request_body"]
 
 Body: TypeAlias = dict[str, Any]
 
-_UNSUPPORTED_SAMPLING: Final = ("top_k", "min_p", "repetition_penalty")  # of other servers
+_UNSUPPORTED_SAMPLING: Final = ("top_k", "min_p", "repetition_penalty")  # options of other servers
 
 
 def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_predictions: bool) -> Body:
-    """The JSON of a streaming request; what the caller left open is left out, `extra` comes last and wins.
+    """Build the JSON of a streaming request. `extra` comes last and wins.
 
-    Raises InvalidRequestError for a prefix, and for options that OpenAI does not have where the server is OpenAI's
-    (`is_openai`). A prediction is a hint: where the model takes none, or not for such a request, it is left out.
+    Options that are not set are left out. Raises InvalidRequestError for a raw prompt, for a
+    prefix, and, if the server is OpenAI's (`is_openai`), for options that OpenAI does not have. A
+    prediction is a hint: it is left out if the model does not take one, or not for such a request.
     """
     if request.raw:
-        raise InvalidRequestError("raw is set; OpenAI's models take messages alone")
+        raise InvalidRequestError("raw is set; OpenAI's models take only messages: leave it out")
     if request.prefix:
         raise InvalidRequestError(f"prefix is {request.prefix!r}; OpenAI's models cannot continue an assistant's text")
     sampling = _build_sampling_fields(request.sampling)
@@ -52,7 +53,10 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
 
 
 def _build_message(message: ChatMessage, *, is_openai: bool) -> Body:
-    """A message; OpenAI takes no reasoning of earlier turns, unless its client wrote it into a chat message itself."""
+    """Convert a message. OpenAI takes no reasoning of earlier turns.
+
+    It stays in a chat message that came from a client as it is.
+    """
     body = message.to_openai()
     if is_openai and message.native is None:
         for name in ("reasoning_content", "reasoning_details"):
@@ -68,7 +72,10 @@ def _build_sampling_fields(sampling: Sampling) -> Body:
 
 
 def _may_have_prediction(request: ChatRequest) -> bool:
-    """Whether OpenAI would take a prediction with the rest: no tools, log-probabilities or positive penalties."""
+    """Return True if OpenAI takes a prediction with this request.
+
+    It does not with tools, log-probabilities or positive penalties.
+    """
     penalties = (request.sampling.presence_penalty, request.sampling.frequency_penalty)
     is_plain = not request.tools and request.top_logprobs is None
     return is_plain and all(penalty is None or penalty <= 0 for penalty in penalties)

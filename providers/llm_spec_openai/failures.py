@@ -1,4 +1,4 @@
-"""What goes wrong between the SDK and a server, in this library's errors. Pure."""
+"""Converts failures between the SDK and a server to this library's errors. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llm_spec.kit.server_addresses import Proxy, ServerAddress
 
 __all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 
-# The SDK's own errors, and what its two transports and its reading of JSON let through.
+# The SDK's own errors, and those that its two transports and its JSON parser let through.
 SDK_ERRORS: Final = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, json.JSONDecodeError, UnicodeDecodeError)
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -33,7 +33,7 @@ _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """What errors tell of a model: its name, where it is, by which proxy, and the environment variable of its key."""
+    """The parts of an error about a model: name, address, proxy, and the variable of its key."""
 
     name: str
     server: ServerAddress
@@ -41,29 +41,33 @@ class ModelAddress:
     proxy: Proxy | None = None
 
     def format_error_message(self, what: str) -> str:
-        """One line that names the model and where it is."""
+        """Return one line with the model's name and address."""
         return self.mask_secrets(" ".join(f"{self.name} at {self.server} {what}".split()))
 
     def get_advice_for_status(self, status: int, headers: Mapping[str, str] = _NO_HEADERS) -> str:
-        """What to do about a status, where that is known."""
+        """Return what to do about a status, or "" if that is not known."""
         has_credentials = self.server.authorization is not None
         return get_status_advice(status, headers, key_variable=self.key_variable, has_credentials=has_credentials)
 
     def mask_secrets(self, text: str, *keys: str) -> str:
-        """A text without keys, and without what is secret in the addresses."""
+        """Return a text without keys and without the secrets in the addresses."""
         return mask_secrets(text, *keys, *self.server.secrets, *(self.proxy.address.secrets if self.proxy else ()))
 
 
 def convert_sdk_error_to_library(
     error: Exception, address: ModelAddress, *, secret: str, text: str = ""
 ) -> LlmSpecError:
-    """An error for one of `SDK_ERRORS`, its message one line without the `secret`; `text` is what had come before."""
+    """Convert one of `SDK_ERRORS` to an error whose message is one line without the `secret`.
+
+    `text` is what had come before.
+    """
 
     def mask_secret(words: str) -> str:
         return address.mask_secrets(words, secret)
 
     def quote_without_secret(words: str) -> str:
-        return mask_secret(words)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
+        # masked before they are cut: half a key is a secret, too
+        return mask_secret(words)[:_MAX_QUOTED_CHARS]
 
     def format_line(what: str) -> str:
         return mask_secret(address.format_error_message(what))
@@ -79,24 +83,32 @@ def convert_sdk_error_to_library(
                 reported=error.body,
             )
         case json.JSONDecodeError():
-            failure = TargetError(format_line(f"sent what is no JSON: {quote_without_secret(error.doc)!r}"))
+            failure = TargetError(
+                format_line(f"sent something that is not valid JSON: {quote_without_secret(error.doc)!r}")
+            )
         case UnicodeDecodeError():
             failure = TargetError(
-                format_line(f"sent what is no JSON: {quote_without_secret(error.object.decode(errors='replace'))!r}")
+                format_line(
+                    "sent something that is not valid JSON: "
+                    f"{quote_without_secret(error.object.decode(errors='replace'))!r}"
+                )
             )
         case APIConnectionError() | httpx2.HTTPError() | aiohttp.ClientError():
             failure = TransientError(format_line(_describe_broken_connection(error, address.proxy)))
         case APIError():  # an error object in a stream
             failure = _build_reported_error(error.body, address, secret, error.message)
         case _:
-            failure = TargetError(format_line(f"cannot be asked ({type(error).__name__}: {error})"))
+            failure = TargetError(format_line(f"cannot be called ({type(error).__name__}: {error})"))
     if isinstance(failure, TargetError):
         failure.partial_text = text
     return failure
 
 
 def _describe_broken_connection(error: BaseException, proxy: Proxy | None) -> str:
-    """How a connection failed. The SDK calls a dropped one a timeout, so the error's causes decide."""
+    """Describe how a connection failed.
+
+    The SDK calls a dropped connection a timeout, so the error's causes decide.
+    """
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -105,7 +117,7 @@ def _describe_broken_connection(error: BaseException, proxy: Proxy | None) -> st
     def is_caused_by(*error_types: type[BaseException]) -> bool:
         return any(issubclass(kind, error_types) for kind in kinds)
 
-    # with aiohttp every failure before the answer is called a timeout of connecting
+    # with aiohttp every failure before the answer is called a connection timeout
     is_aiohttp = is_caused_by(aiohttp.ClientError)
     if is_caused_by(httpx2.ConnectError, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) or (
         is_caused_by(httpx2.ConnectTimeout) and not is_aiohttp
@@ -125,7 +137,7 @@ def _describe_broken_connection(error: BaseException, proxy: Proxy | None) -> st
 def convert_broken_answer_to_library(
     error: BrokenAnswerError, address: ModelAddress, *, secret: str, text: str = ""
 ) -> LlmSpecError:
-    """As `convert_sdk_error_to_library`, for an answer that the SDK has let through."""
+    """Convert an error in an answer that the SDK let through, as `convert_sdk_error_to_library`."""
     kind = TransientError if error.is_transient else TargetError
     failure: LlmSpecError = kind(mask_secrets(address.format_error_message(str(error)), secret))
     if error.reported is not None:
@@ -136,7 +148,7 @@ def convert_broken_answer_to_library(
 
 
 def _build_reported_error(reported: object, address: ModelAddress, secret: str, message: str = "") -> LlmSpecError:
-    """What a server said in its answer, whose status was good."""
+    """Build the error that a server reported in an answer whose status was good."""
     status = read_stream_error_status(reported)
     words = address.mask_secrets(get_error_words(reported) or message, secret)[:_MAX_QUOTED_CHARS]
     line = address.format_error_message(f"reported an error: {words}{address.get_advice_for_status(status)}")

@@ -1,6 +1,7 @@
 """OpenAIProvider: a model of OpenAI's, or a deployment on Azure, through the official SDK.
 
-Always streamed, so that a reader that goes away closes the connection, and with it the model's work.
+Answers are always streamed. So a reader that leaves closes the connection, which ends the model's
+work.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ __all__ = ["OpenAIProvider"]
 
 
 class OpenAIProvider:
-    """A model at `base_url`, by default OpenAI's own address or OPENAI_BASE_URL.
+    """A model at `base_url`, by default OPENAI_BASE_URL or else OpenAI's own address.
 
-    `api_key` is by default OPENAI_API_KEY; it is in no repr, log or error. A `client` that is given (of OpenAI or of
-    Azure) stays the caller's, with its own address, key and timeouts, its retries left out, and belongs to one event
-    loop; otherwise any number of loops may use the provider. `takes_predictions`:
-    whether the model takes predicted outputs; by default told by OpenAI's names of models, and never for Azure's of
-    deployments. Requests raise InvalidRequestError for what the server calls invalid (400, 413, 422), TransientError
-    for what may pass, TargetError for everything else that goes wrong.
+    `api_key` is by default OPENAI_API_KEY. It is in no repr, log or error. A given `client` (of
+    OpenAI or of Azure) stays the caller's and belongs to one event loop. It keeps its address, key
+    and timeouts, but does not retry. Without one, any number of loops may use the provider.
+    `takes_predictions` is True if the model takes predicted outputs. By default OpenAI's names of
+    models decide, and deployments on Azure take none.
+
+    Requests raise InvalidRequestError for what the server calls invalid (400, 413, 422),
+    TransientError for what may pass, and TargetError for other failures.
     """
 
     def __init__(
@@ -72,10 +75,11 @@ class OpenAIProvider:
         api_version: str | None = None,
         takes_predictions: bool = False,
     ) -> Self:
-        """A deployment at `endpoint` (https://NAME.openai.azure.com).
+        """Create a provider for a deployment at `endpoint` (https://NAME.openai.azure.com).
 
-        What is left out is taken from AZURE_OPENAI_ENDPOINT, AZURE_OPENAI_API_KEY (or AZURE_OPENAI_AD_TOKEN) and
-        OPENAI_API_VERSION; raises ConfigError for what is in neither place.
+        Missing values come from AZURE_OPENAI_ENDPOINT, AZURE_OPENAI_API_KEY (or
+        AZURE_OPENAI_AD_TOKEN) and OPENAI_API_VERSION. Raises ConfigError for a value that is in
+        neither place.
         """
         client = create_azure_client(endpoint, api_key, api_version)
         provider = cls(deployment, client=client, takes_predictions=takes_predictions)

@@ -414,7 +414,7 @@ def tool_message(call_id: str) -> ChatMessage:
         ({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}, "file has no file_data"),
         (
             {"role": "user", "content": [{"type": "file", "file": {"file_data": "data:text/plain;base64,/w=="}}]},
-            "not a text in UTF-8",
+            "not valid UTF-8",
         ),
         ({"role": "user", "content": [{"type": "image_url", "image_url": None}]}, "part 'image_url' is None"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "file:///a.png"}]}, "image_url is 'file"),

@@ -420,7 +420,7 @@ async def test_malformed_events(wire: MessagesWire, data: bytes) -> None:
     wire.frames = [*HALF, b"event: content_block_delta\ndata: " + data + b"\n\n"]
     error = await failure_of(wire)
     assert type(error) is TargetError
-    assert "no JSON" in str(error)
+    assert "not valid JSON" in str(error)
     assert error.partial_text == "half"
 
 
@@ -570,7 +570,7 @@ def test_arguments_that_say_too_little_or_too_much() -> None:
         open_provider("anthropic")
     with pytest.raises(ConfigError, match="set ANTHROPIC_API_KEY"):
         open_provider(f"anthropic:{MODEL}")
-    with pytest.raises(ConfigError, match="client is given beside"):
+    with pytest.raises(ConfigError, match="client is given, which has"):
         AnthropicProvider(MODEL, client=AsyncAnthropic(api_key=KEY), api_key=KEY)
 
 

@@ -322,7 +322,7 @@ def test_file_and_environment_name_models() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ("{}", "list"),
         ('["code"]', "code"),
         ('[{"name": "code"}]', "target"),
@@ -374,5 +374,5 @@ def test_a_wrong_file_leaves_llm_usable(tmp_path: Path) -> None:
     (tmp_path / "llm_spec.json").write_text("{")
     ended = run_llm(tmp_path, "models")
     assert ended.returncode == 0
-    assert ended.stderr.startswith("llm-spec: llm_spec.json is not JSON")
+    assert ended.stderr.startswith("llm-spec: llm_spec.json is not valid JSON")
     assert "llm-spec/" not in ended.stdout
