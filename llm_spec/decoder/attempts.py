@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class TargetCall:
-    """Waiting for one request's answer. Its deadline begins when this is made."""
+    """One request's wait for its answer. Its deadline begins when this object is made."""
 
     def __init__(
         self, target: LlmProvider, config: SpeculativeConfig, recorder: AnswerRecorder, breaker: CircuitBreaker
@@ -42,18 +42,19 @@ class TargetCall:
 
     @property
     def is_deadline_reached(self) -> bool:
-        """Whether the deadline ended the answer."""
+        """True if the deadline ended the answer."""
         return self.deadline.is_reached and self.recorder.finish is None
 
     def stream_answer_events(
         self, run: OpenStream, plain: OpenStream | None, *, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
-        """The answer that `run` gives, up to its Finish or the deadline; everything it opened is closed at the end.
+        """Stream the events of `run`, up to its Finish or the deadline.
 
-        `plain` takes its place where it fails before it has given anything: at once, or (a target that fails for a
-        while) later. None: it is plain itself. An answer that has begun goes on from where it is; where it cannot, and
-        nobody has been given any of it (`is_whole`), it begins anew. Where there is a limit the whole answer has one
-        place.
+        Everything that it opened is closed at the end. `plain` replaces `run` if `run` fails before
+        its first event: at once, or after a wait if the target fails for a while. With None, `run`
+        itself is plain. If an answer breaks off after it has begun, the next attempt continues it.
+        If that is impossible and the caller has received nothing (`is_whole`), it begins anew. The
+        whole answer holds one place of the limit, if there is one.
         """
         attempts = _AnswerAttempts(self, run, plain, is_whole=is_whole)
         return (
@@ -70,7 +71,10 @@ class TargetCall:
             yield progress
 
     async def complete(self, on_retry: Callable[[TransientError, float], None]) -> ChatResponse:
-        """The whole answer in one call, without a deadline; `on_retry` is called before each retry."""
+        """Return the whole answer in one call, without a deadline.
+
+        `on_retry` is called before each retry.
+        """
         policy, breaker = self.config.retry, self.breaker
         async with self.hold_answer_place():
             attempts = retry_transient(
@@ -86,12 +90,12 @@ class TargetCall:
             return cut_response_to_max_tokens(await self.target.complete(request), request.max_tokens)
 
     def hold_answer_place(self) -> AbstractAsyncContextManager[None]:
-        """The answer's place, where there is a limit; waits for it."""
+        """Return a context that waits for the answer's place in the limit, if any, and holds it."""
         limit = self.config.limit
         return nullcontext() if limit is None else limit.hold_place()
 
     async def await_strategy_step(self, awaitable: Awaitable[T]) -> T:
-        """Await one thing of the strategy; an error that is not ours becomes TargetError."""
+        """Await one step of the strategy; raises as `raise_with_text_so_far` does."""
         try:
             if not self.log_context.is_request_logged:
                 return await awaitable
@@ -101,12 +105,18 @@ class TargetCall:
             self.raise_with_text_so_far(error)
 
     def make_event_reader(self, events: AsyncIterator[StreamEvent]) -> Callable[[], Awaitable[StreamEvent | None]]:
-        """What reads the next event, None after the last; its errors come as they are (`raise_with_text_so_far`)."""
+        """Return a function that reads the next event, or None after the last.
+
+        Its errors are not translated; see `raise_with_text_so_far`.
+        """
         following = partial(anext, events, None)
         return (lambda: self.await_strategy_step(following())) if self.log_context.is_request_logged else following
 
     def raise_with_text_so_far(self, error: Exception) -> NoReturn:
-        """Raise an error of the target with the text so far; one that is not ours becomes TargetError."""
+        """Raise an error of the target with the text so far.
+
+        An error that is not an LlmSpecError becomes TargetError.
+        """
         if isinstance(error, TargetError):
             error.partial_text = self.recorder.content or error.partial_text
         if isinstance(error, LlmSpecError):
@@ -115,10 +125,10 @@ class TargetCall:
         raise TargetError(message, partial_text=self.recorder.content) from error
 
     async def close_logging_errors(self, opened: AbstractAsyncContextManager[object]) -> None:
-        """Close what was opened; the answer does not depend on how that ends."""
+        """Close a context and log an error in closing: the answer does not depend on it."""
         try:
             await opened.__aexit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
+        except Exception as error:  # noqa: BLE001 - verified text stays verified
             with self.log_context:
                 log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
 
@@ -126,20 +136,23 @@ class TargetCall:
 class _AnswerAttempts:
     """The attempts at one answer.
 
-    Once an attempt has written something, the answer no longer starts over, unless the caller waits for all of it.
+    Once an attempt has written something, the answer starts over only if the caller waits for all
+    of it.
     """
 
     def __init__(self, target_call: TargetCall, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> None:
         self._target_call = target_call
         self._run = run
-        self._plain = plain  # to be run instead of a speculative attempt; None: there is no such attempt any more
+        # to be run instead of a speculative attempt; None: there is none any more
+        self._plain = plain
         self._restart_run = plain or run
         self._is_whole = is_whole
         self._num_attempts = 0
-        self._break_error: TransientError | None = None  # what the attempt goes on from that is being made
-        self._progress: list[StreamEvent] = []  # what happened before anything was written
-        self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made …
-        self._is_circuit_trial = False  # … and whether it is the circuit's trial
+        # the error that the current attempt continues from
+        self._break_error: TransientError | None = None
+        self._progress: list[StreamEvent] = []  # what happened before the first text
+        self._opened: AbstractAsyncContextManager[object] | None = None  # the current attempt
+        self._is_circuit_trial = False  # whether the current attempt is the circuit's trial
 
     async def stream_answer_events(self) -> AsyncGenerator[StreamEvent]:
         target_call = self._target_call
@@ -170,7 +183,7 @@ class _AnswerAttempts:
                 await self._close_attempt()
 
     async def _open_next_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
-        """The next attempt that comes to an event; raises the error that the others end with."""
+        """Return the next attempt that has an event; raises the error that ends the attempts."""
         try:
             return await self._retry_until_begun()
         except CannotContinueError:
@@ -196,12 +209,12 @@ class _AnswerAttempts:
         )
 
     def pop_progress_events(self) -> list[StreamEvent]:
-        """What happened since this was last called."""
+        """Return the progress events since the last call."""
         progress, self._progress = self._progress, []
         return progress
 
     async def _open_one_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
-        """One attempt, up to the first event that belongs to the answer."""
+        """Make one attempt, up to the first event that belongs to the answer."""
         target_call = self._target_call
         self._num_attempts += 1
         await self._close_attempt()  # the attempt before
@@ -212,11 +225,12 @@ class _AnswerAttempts:
             return await self._open_with_fallback()
         except Exception as error:
             target_call.breaker.record_outcome(error)
-            await self._close_opened_run()  # a draft would write on while the next attempt is waited for
+            # otherwise a draft would continue while the next attempt waits
+            await self._close_opened_run()
             raise
 
     async def _open_with_fallback(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
-        """Open an attempt. If the target does not support what speculation needs, it is called without speculation."""
+        """Open an attempt, without speculation if the target lacks what speculation needs."""
         try:
             return await self._open_to_first_event()
         except Exception as error:
@@ -251,14 +265,17 @@ class _AnswerAttempts:
                 self._target_call.breaker.end_trial()
 
     def _prepare_retry(self, error: TransientError, wait_s: float) -> None:
-        """An attempt has failed: the next one is made in the same place, without speculation."""
+        """Record a failed attempt; the next one holds the same place and does not speculate."""
         has_output = self._target_call.recorder.has_output
         self._progress.append(Retry(format_error_line(error), wait_s, is_continued=has_output))
         if self._plain is not None:
             self._run, self._plain = self._plain, None
 
     def _continue_broken_answer(self, error: TransientError) -> None:
-        """An answer broke off: the next attempt continues it, or starts over. Raises the error if it cannot."""
+        """Prepare the next attempt after a broken answer: it continues it or starts over.
+
+        Raises the error if neither is possible.
+        """
         target_call = self._target_call
         recorder, target = target_call.recorder, target_call.target
         error.partial_text = recorder.content or error.partial_text
@@ -275,7 +292,7 @@ class _AnswerAttempts:
             self._run = partial(_stream_continuation, target, rest, recorder.content)
 
     def _restart_answer(self) -> None:
-        """The next attempt starts over: nothing of this one was emitted."""
+        """Prepare to start over: nothing of this attempt was emitted."""
         self._target_call.recorder.discard_answer()
         self._progress = [replace(e, is_continued=False) if isinstance(e, Retry) else e for e in self._progress]
         self._run, self._plain, self._break_error = self._restart_run, None, None

@@ -1,8 +1,9 @@
-"""The one owner of retries and circuit breakers.
+"""Retries and circuit breakers; nothing else in the package retries.
 
-If a target fails for a passing reason (`TransientError`), the request is sent again as long as nothing of its answer
-has been emitted. After that the answer goes on from what was emitted, where that is possible. Drafts are not retried. A
-circuit breaker stops calls to a target or draft that keeps failing (after M. Nygard's "Release It!").
+If a target fails for a temporary reason (`TransientError`), the request is sent again as long as
+nothing of its answer has been emitted. After that the answer continues from the emitted text, if
+possible. Drafts are not retried. A circuit breaker stops calls to a target or draft that keeps
+failing (after M. Nygard's "Release It!").
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ __all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient"]
 
 T = TypeVar("T")
 
-_UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504, *range(520, 530)})  # by a gateway or, overloaded, by itself
-_TRIAL_RETRY_S: Final = 1.0  # after which it is worth asking whether a trial has ended
+# from a gateway, or from an overloaded server itself
+_UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504, *range(520, 530)})
+# the least time after which a caller should ask again while a trial runs
+_TRIAL_RETRY_S: Final = 1.0
 
 
 async def retry_transient(
@@ -40,15 +43,16 @@ async def retry_transient(
     max_attempts: int,
     on_retry: Callable[[TransientError, float], None],
 ) -> T:
-    """Await `call()` until it does not raise TransientError; the last error is raised.
+    """Await `call()` again while it raises TransientError; raises the last error.
 
-    Not more than `max_attempts` times, and not once the circuit is open.
-
-    Between two attempts it waits as long as the server says, otherwise longer each time, at random ("full jitter").
-    `on_retry` is called with each error but the last, and the seconds to wait.
+    It is called at most `max_attempts` times, and not again once the circuit is open. Between two
+    attempts it waits as long as the server says. Otherwise it waits at random, on average longer
+    each time ("full jitter"). `on_retry` is called with each error but the last, and the seconds to
+    wait.
     """
     try:
-        return await call()  # nearly always the last: setting up the others would cost more than all of our own work
+        # nearly always enough: setting up retries costs more than the rest of our own work
+        return await call()
     except TransientError as error:
         first = error
 
@@ -89,14 +93,18 @@ async def retry_transient(
 
 
 class CircuitBreaker:
-    """Stops calls to something that keeps failing: after some failures in a row, for some time, then one trial.
+    """Stops calls to a server that keeps failing.
 
-    The next trial waits until that one has ended; one that is left before its end decides nothing.
+    After `max_failures` failures in a row it lets nothing through for `open_s` seconds, then one
+    trial. The next trial waits until that one has ended. A trial that is cancelled before its end
+    decides nothing.
 
-    What counts is a failure of the server: it cannot be reached, breaks the connection, is silent, or says that it
-    cannot serve (502, 503, 504, 529). Any other answer shows that it is alive, 500 as well: that may be the request's
-    doing. A cancelled attempt shows nothing. As a request may also break a connection, the failures of one client open
-    the circuit to that client alone, until another client's request fails, too. For one event loop at a time.
+    A failure counts if the server caused it: it cannot be reached, breaks the connection, is
+    silent, or says that it cannot serve (502, 503, 504, 520 to 529). Any other answer shows that
+    the server is alive. This includes 500, which the request may have caused. A cancelled attempt
+    shows nothing. A request may also break a connection, so the failures of one client open the
+    circuit to that client alone, until another client's request fails, too. For one event loop at a
+    time.
     """
 
     def __init__(self, name: str, policy: BreakerPolicy | None = None) -> None:
@@ -105,44 +113,51 @@ class CircuitBreaker:
         self._max_failures = policy.max_failures
         self._open_s = policy.open_s
         self._state = _CircuitState()
-        self._client: object = None  # None: all of them together
+        self._client: object = None  # None: all clients together
         self._is_one_request = self._has_failed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it failed too often; it is so also while one trial is made. Without a client: to any of them."""
+        """True if it failed too often, also during a trial. Without a client: for any client."""
         failures = self._state.failures
-        if not failures:  # nearly always
+        if not failures:  # nearly always true
             return False
         is_concerned = self._client is None or self._client in failures or len(failures) > 1
         return 0 < self._max_failures <= failures.total() and is_concerned
 
     def copy_for_new_client(self) -> CircuitBreaker:
-        """The breaker for all requests of one client."""
+        """Return a breaker for all requests of one client."""
         other = self._copy_sharing_state()
-        other._client = object()  # noqa: SLF001 - it is one of us
+        other._client = object()  # noqa: SLF001 - same class
         return other
 
     def for_request(self) -> CircuitBreaker:
-        """The breaker for all attempts of one request, which count as one failure: it may be what breaks the server."""
+        """Return a breaker for all attempts of one request.
+
+        They count as one failure, because the request may be what breaks the server.
+        """
         other = self._copy_sharing_state()
-        other._is_one_request = True  # noqa: SLF001 - as above
+        other._is_one_request = True  # noqa: SLF001 - same class
         return other
 
     def _copy_sharing_state(self) -> CircuitBreaker:
-        other = CircuitBreaker.__new__(CircuitBreaker)  # `copy.copy` takes ten times as long, for each request
+        other = CircuitBreaker.__new__(CircuitBreaker)  # `copy.copy` takes ten times as long
         vars(other).update(vars(self))
         return other
 
     def guard_attempt(self) -> AbstractContextManager[None]:
-        """One attempt, to its end; raises CircuitOpenError, without making it, while the circuit is open.
+        """Guard one attempt; raises CircuitOpenError on entry while the circuit is open.
 
-        What is raised inside is its outcome; any other is given to `record_outcome` before it is left.
+        An error raised inside is the outcome. Any other outcome must be recorded with
+        `record_outcome` inside.
         """
         return _AttemptThroughBreaker(self)
 
     def begin_attempt(self) -> bool:
-        """Let an attempt through, or raise CircuitOpenError; True: it is the trial, and the next waits for its end."""
+        """Let an attempt through, or raise CircuitOpenError.
+
+        Returns True if the attempt is the trial: the next trial waits for its end.
+        """
         if not self.is_open:
             return False
         self._raise_if_refusing()
@@ -150,13 +165,16 @@ class CircuitBreaker:
         return True
 
     def end_trial(self) -> None:
-        """The trial has ended; if nothing was seen of it, the next one may be made."""
+        """End the trial; if it had no outcome, the next one may be made."""
         self._state.is_trying = False
 
     def record_outcome(self, error: Exception | None) -> None:
-        """How an attempt ended; None: well. A failure that is not counted keeps an open circuit open."""
+        """Record how an attempt ended; None is a success.
+
+        A failure that is not counted still keeps an open circuit open.
+        """
         if isinstance(error, ClosedError):
-            return  # it shows nothing of the server
+            return  # it says nothing about the server
         if error is None or not _is_server_breakdown(error):
             self._state.failures.clear()
             return
@@ -192,11 +210,11 @@ class _AttemptThroughBreaker(AbstractContextManager[None]):
 
 @dataclass(eq=False)
 class _CircuitState:
-    """What all clients of a breaker share."""
+    """The state that all clients of a breaker share."""
 
     failures: Counter[object] = field(default_factory=Counter[object])  # in a row, by client
-    open_until_s: float = 0.0  # no attempt is let through before that …
-    is_trying: bool = False  # … and then one at a time
+    open_until_s: float = 0.0  # no attempt passes before this time
+    is_trying: bool = False  # one attempt at a time passes after it
 
     def __post_init__(self) -> None:
         reset_in_forked_child(self)
@@ -212,7 +230,7 @@ def _is_server_breakdown(error: Exception) -> bool:
 
 
 class _DraftHealthWatch:
-    """What a draft shows of itself: when it last wrote something, and whether it failed by the time it was left."""
+    """The time of a draft's last piece, and whether it had failed when it was left."""
 
     def __init__(self, breaker: CircuitBreaker, patience_s: float) -> None:
         self._breaker = breaker
@@ -230,7 +248,7 @@ class _DraftHealthWatch:
         self._is_waiting, self._has_answered = False, True
 
     def record_draft_outcome(self, _: object, error: BaseException | None, __: object) -> None:
-        """Record how the draft was left. An error that it raised is recorded where it is raised."""
+        """Record how the draft was left. An error of its own is recorded where it is raised."""
         if isinstance(error, Exception):
             return
         if self._is_waiting and self._clock() - self._last_piece_s >= 0.98 * self._patience_s:
@@ -240,10 +258,11 @@ class _DraftHealthWatch:
 
 
 class GuardedDraft(WrappedDraft):
-    """A draft with a circuit breaker and a limit. If it may not be called, it fails and the target goes on alone.
+    """A draft with a circuit breaker and a limit.
 
-    One that was left after a silence of `patience_s` seconds has failed, too. One whose place a target takes fails
-    without being blamed for it.
+    If it may not be called, it fails and the target continues alone. A draft that is left after a
+    silence of `patience_s` seconds has failed, too. A draft whose place a target takes raises an
+    error, which does not count as its failure.
     """
 
     def __init__(
@@ -261,7 +280,8 @@ class GuardedDraft(WrappedDraft):
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with AsyncExitStack() as stack:
             place = None
-            if self._limit is not None and not self.capabilities.is_free:  # what is copied asks no server
+            # a copying draft calls no server
+            if self._limit is not None and not self.capabilities.is_free:
                 place = await stack.enter_async_context(self._limit.hold_draft_place())
             stack.enter_context(self._breaker.guard_attempt())
             health_watch = _DraftHealthWatch(self._breaker, self._patience_s)

@@ -1,9 +1,10 @@
-"""Budgets: what may be spent, what answers under way hold of it, and what they have spent.
+"""Budgets: how much may be spent, what running answers reserve, and what has been spent.
 
-An answer holds what it is about to use: the input of each call and a slice of its output, before the call is made. A
-stream that comes to the end of its slice holds the next one, and is cut where there is none left. At the end all that
-was held is given back, and what was used is spent. So answers that run at the same time, also in several processes,
-cannot use the same tokens twice, and none has to wait until another one's longest possible answer is over.
+An answer reserves what it is about to use before each call: the input of the call and a slice of
+its output. A stream that reaches the end of its slice reserves the next one, and is cut if none is
+left. At the end all reservations are released, and the use is counted as spent. So answers that run
+at the same time, also in several processes, cannot use the same tokens twice. None has to wait for
+the end of another one's longest possible answer.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ __all__ = [
     "CostTracker",
 ]
 
-RESERVED_OUTPUT_TOKENS: Final = 256  # of output, held ahead of what a call has written …
-_NUM_SLICES: Final = 16  # … but this part of what is left at most, so that as many others find something …
-_MIN_SLICE_TOKENS: Final = 16  # … and not less than this, while there is as much
+RESERVED_OUTPUT_TOKENS: Final = 256  # output tokens reserved ahead of what a call has written
+_NUM_SLICES: Final = 16  # at most this part of the rest, so that as many other answers find some
+_MIN_SLICE_TOKENS: Final = 16  # and at least this many, as long as they are left
 
 _SPENT_TOKENS_COLUMN, _SPENT_COST_COLUMN, _RESERVED_TOKENS_COLUMN, _RESERVED_COST_COLUMN = range(
     4
@@ -45,9 +46,10 @@ SPENT_AND_RESERVED_COLUMNS: Final = (
 class Budget(SharedByDecoders):
     """A limit on tokens and money, shared by every decoder that receives it. Wasted tokens count.
 
-    A request begins while anything is left, and is cut where nothing is. While it runs it holds its input and a slice
-    of its output ahead (`reserved_tokens`, `reserved_cost`), so requests that run at once exceed a budget by what came
-    in one piece, and by what servers counted that was not to be seen, such as hidden reasoning.
+    A request begins while anything is left, and is cut when nothing is. While it runs, it reserves
+    its input and a slice of its output ahead (`reserved_tokens`, `reserved_cost`). So concurrent
+    requests exceed a budget only by what came in one piece, and by tokens that only the server can
+    count, such as hidden reasoning.
     """
 
     _config_field = "budget"
@@ -67,7 +69,7 @@ class Budget(SharedByDecoders):
         return f"<Budget({', '.join(shown)}): {self.spent_tokens} tokens, cost {self.spent_cost:.6g} spent>"
 
     def reset_after_fork(self) -> None:
-        """In a forked child, which counts on by itself: requests of the parent's hold nothing here."""
+        """Reset the lock and the reservations in a forked child, which counts on by itself."""
         self._lock = threading.Lock()  # decoders may run in several threads
         self._counts[_RESERVED_TOKENS_COLUMN], self._counts[_RESERVED_COST_COLUMN] = 0, 0.0
 
@@ -93,19 +95,20 @@ class Budget(SharedByDecoders):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it bounds anything."""
+        """True if it bounds anything."""
         return self._max_tokens is not None or self._max_cost is not None
 
     def spend(self, num_tokens: int, cost: float) -> None:
-        """Count what was used."""
+        """Count tokens and money as spent."""
         with self._lock:
             self._add_to_counter(_SPENT_TOKENS_COLUMN, num_tokens)
             self._add_to_counter(_SPENT_COST_COLUMN, cost)
 
     def try_reserve(self, num_tokens: int, cost: float) -> bool:
-        """Keep so much for a request, up to `release`; False: so much is not left.
+        """Reserve tokens and money until `release`; return False if too little is left.
 
-        It is kept first and checked then: of two that take the last of it at once, both may be refused, none is let by.
+        They are reserved first and checked then. If two requests take the last of it at once, both
+        may be refused, but never both admitted.
         """
         with self._lock:
             self._add_to_reserved(num_tokens, cost)
@@ -115,14 +118,16 @@ class Budget(SharedByDecoders):
             return True
 
     def release(self, num_tokens: int, cost: float) -> None:
-        """Give back what was held."""
+        """Release reserved tokens and money."""
         with self._lock:
             self._add_to_reserved(-num_tokens, -cost)
 
     def max_affordable_tokens(self, num_input: int, price: Price | None, *, held: bool = True) -> int | None:
-        """How many output tokens a request with so much input can afford: None: no bound, 0: not even to begin.
+        """Return how many output tokens a request with this input can afford.
 
-        `held`: what others hold is not to be had. Raises ConfigError for a bound in money without a price.
+        Returns None if there is no bound, and 0 if the request cannot even begin. With `held`, what
+        others have reserved is not available. Raises ConfigError for a bound in money without a
+        price.
         """
         bounds: list[int] = []
         if self._max_tokens is not None:
@@ -139,7 +144,7 @@ class Budget(SharedByDecoders):
                 bounds.append(0)
         return max(0, min(bounds)) if bounds else None
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _add_to_reserved(self, num_tokens: int, cost: float) -> None:
         self._add_to_counter(_RESERVED_TOKENS_COLUMN, num_tokens)
@@ -158,7 +163,7 @@ class Budget(SharedByDecoders):
 
 
 class CallReservation:
-    """What one call holds of its answer's allowance: its input, and a slice of output ahead of what it has written."""
+    """One call's reservation: its input, and a slice of output ahead of what it has written."""
 
     def __init__(
         self, allowance: AnswerReservation, price: Price, num_input: int, num_output: int, max_output: int | None
@@ -171,9 +176,9 @@ class CallReservation:
         self._max_output = max_output  # it will not write more
 
     def reserve_output_up_to(self, num_output: int) -> bool:
-        """Whether it may go on, with so many tokens written; holds the next slice where they are used up.
+        """Return True if the call may continue after `num_output` tokens; reserve the next slice.
 
-        One that has written just what it holds may go on: perhaps that was all.
+        A call that has written exactly what it reserved may continue, because it may be at its end.
         """
         while num_output >= self._num_output and num_output != self._max_output:
             left = (self._max_output or 0) - self._num_output
@@ -188,14 +193,14 @@ class CallReservation:
         return True
 
     def settle_call(self, usage: Usage) -> None:
-        """The call has ended: it holds what it has used, and no more."""
+        """End the call: reduce its reservation to what it has used."""
         num_tokens, cost = _count_billed_tokens(usage), self._price.cost_of(usage)
         self._allowance.reduce_reserved(self._num_tokens - num_tokens, self._cost - cost)
         self._num_tokens, self._cost = num_tokens, cost
 
 
 class AnswerReservation:
-    """What one answer holds of its budgets, all calls together."""
+    """The reservations of one answer in its budgets, for all calls together."""
 
     def __init__(self, budgets: Sequence[Budget]) -> None:
         self._budgets = budgets
@@ -210,9 +215,10 @@ class AnswerReservation:
         num_output: int = 0,
         max_output: int | None = None,
     ) -> CallReservation:
-        """Hold what a call reads and writes: `num_output` tokens, or (0) a slice of `max_output` or of all that comes.
+        """Reserve the input of a call, and `num_output` tokens or a slice of its output.
 
-        Raises BudgetError where so much is not left. What has no price costs no money.
+        If `num_output` is 0, a slice of `max_output`, or of unbounded output, is reserved. Without
+        a price it costs no money. Raises BudgetError if too little is left.
         """
         price = price or FREE
         wanted = num_output or min(RESERVED_OUTPUT_TOKENS, max_output or RESERVED_OUTPUT_TOKENS)
@@ -222,7 +228,10 @@ class AnswerReservation:
         return CallReservation(self, price, num_input, granted, num_output or max_output)
 
     def reserve_input_and_output(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:
-        """Hold input and at most so much output; how much output that is, 0: nothing is held."""
+        """Reserve input and at most `num_output` tokens; return how many.
+
+        Returns 0 if nothing is reserved.
+        """
         left = [budget.max_affordable_tokens(num_input, price) for budget in self._budgets]
         room = min((number for number in left if number is not None), default=num_output)
         granted = (
@@ -238,14 +247,14 @@ class AnswerReservation:
         return 0
 
     def reduce_reserved(self, num_tokens: int, cost: float) -> None:
-        """Hold so much less; more where it is negative, which was used already."""
+        """Reduce the reservation; negative values add to it what was used already."""
         for budget in self._budgets:
             budget.release(num_tokens, cost)
         self._num_tokens -= num_tokens
         self._cost -= cost
 
     def settle_answer(self, num_tokens: int, cost: float) -> None:
-        """The answer is over: so much is spent, and nothing held any more."""
+        """End the answer: count its tokens and cost as spent, and release its reservations."""
         for budget in self._budgets:
             budget.spend(num_tokens, cost)
         self.reduce_reserved(self._num_tokens, self._cost)
@@ -262,9 +271,9 @@ class AnswerReservation:
 
 
 class CostTracker:
-    """What one decoder's answers cost, and what they may.
+    """Counts the costs of one decoder's answers, and checks them against its budgets.
 
-    Raises ConfigError for a bound in money where the target's price is not known.
+    Raises ConfigError for a bound in money if the target's price is not known.
     """
 
     def __init__(
@@ -281,11 +290,15 @@ class CostTracker:
         self.draft_price = draft
         self._budget = budget
         self._make_request_budget = make_request_budget
-        self.is_bounded = budget is not None or make_request_budget().is_bounded  # whether there is any budget
+        # whether there is any budget
+        self.is_bounded = budget is not None or make_request_budget().is_bounded
         self.max_affordable_tokens(0)
 
     def max_affordable_tokens(self, num_input: int) -> int | None:
-        """How many tokens an answer to so much input may have, if no other took any; None: as many as it likes."""
+        """Return how many tokens an answer to this input may have, if no other answer takes any.
+
+        Returns None if there is no bound.
+        """
         bounds = [
             budget.max_affordable_tokens(num_input, self.target_price, held=False)
             for budget in self._make_answer_budgets()
@@ -293,7 +306,7 @@ class CostTracker:
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def open_answer_reservation(self) -> AnswerReservation | None:
-        """The allowance of an answer; None: there is no budget."""
+        """Open an answer's reservation, or return None if there is no budget."""
         return AnswerReservation(self._make_answer_budgets()) if self.is_bounded else None
 
     def settle_answer(
@@ -304,7 +317,10 @@ class CostTracker:
         *,
         tier: str | None = None,
     ) -> None:
-        """Count what an answer took; what has no price costs no money, a tier without one as much as any other."""
+        """Count what an answer used.
+
+        Without a price it costs no money. A tier without a price costs as much as the model.
+        """
         if allowance is None:
             return
         target_price = self._get_tier_price(tier) or self.target_price
@@ -318,7 +334,10 @@ class CostTracker:
     def compute_cost(
         self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool, tier: str | None = None
     ) -> Cost:
-        """The cost of an answer by its usage and the target's tier. A draft that was not called costs nothing."""
+        """Compute an answer's cost from its usage and the target's tier.
+
+        A draft that was not called costs nothing.
+        """
         target_price = self._get_tier_price(tier)
         draft = None if self.draft_price is None or draft_usage is None else self.draft_price.cost_of(draft_usage)
         if not has_drafted or self.draft_price == FREE:
@@ -339,14 +358,15 @@ class CostTracker:
 
 
 def _estimate_plain_usage(usage: Usage) -> Usage:
-    """The tokens that a target would have read and written alone."""
+    """Estimate the tokens that the target alone would have read and written."""
     return Usage(
         input_tokens=usage.input_tokens - usage.extra_input_tokens,
         output_tokens=usage.answer_tokens,
-        cached_input_tokens=max(0, usage.cached_input_tokens - usage.extra_input_tokens),  # it reads the prompt once
+        # it reads the prompt once
+        cached_input_tokens=max(0, usage.cached_input_tokens - usage.extra_input_tokens),
     )
 
 
 def _count_billed_tokens(usage: Usage) -> int:
-    """Tokens that a model read or wrote."""
+    """Return the tokens that a model read or wrote."""
     return usage.input_tokens + usage.output_tokens - usage.free_output_tokens

@@ -1,4 +1,4 @@
-"""How long a target may be silent, call by call."""
+"""Limits on a target's silence, for each call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _UNBOUNDED: Final = Capabilities()
 
 
 class ChunkTimeouts:
-    """What a target of this name may take; raises TransientError when it takes longer.
+    """The timeouts of one target; raises TransientError when it takes longer.
 
-    Where `timeouts` does not say it, its capabilities do.
+    `timeouts` comes first, then the target's capabilities.
     """
 
     def __init__(self, name: str, timeouts: Timeouts, can: Capabilities = _UNBOUNDED) -> None:
@@ -30,17 +30,17 @@ class ChunkTimeouts:
         self.between_chunks_s = can.between_chunks_s if timeouts.between_chunks_s is None else timeouts.between_chunks_s
 
     async def wait_for_first_chunk(self, awaitable: Awaitable[T]) -> T:
-        """Await what comes as late as a first chunk."""
+        """Await something that may take as long as a first chunk."""
         return await self.wait_at_most(awaitable, self.first_chunk_s)
 
     async def wait_at_most(self, awaitable: Awaitable[T], seconds: float | None, reported_s: float | None = None) -> T:
-        """Await it for so long; `reported_s`: what the error tells, None: the same."""
+        """Await for at most `seconds`; the error names `reported_s`, or `seconds` if it is None."""
         return await wait_within(awaitable, seconds, f"{self._name} was silent for {reported_s or seconds} s")
 
     def limit_waits_for_chunks(
         self, opened: AbstractAsyncContextManager[AsyncIterator[T]]
     ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-        """The same stream, whose chunks come in time."""
+        """Return the same stream with limited waits for its chunks."""
         is_bounded = self.first_chunk_s is not None or self.between_chunks_s is not None
         return _TimeLimitedStream(opened, self) if is_bounded else opened
 
@@ -51,7 +51,7 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
         self._chunk_timeouts = chunk_timeouts
         self._items: AsyncIterator[T] | None = None
         self._began_s = 0.0
-        self._read_next: Callable[[], Awaitable[T]] | None = None  # once it has begun
+        self._read_next: Callable[[], Awaitable[T]] | None = None  # set once it has begun
 
     async def __aenter__(self) -> AsyncIterator[T]:
         self._began_s = now()
@@ -76,6 +76,6 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
         left_s = None if first_s is None else max(0.0, first_s - (now() - self._began_s))
         item = await timeouts.wait_at_most(anext(items), left_s, first_s)
         between_s, read_next = timeouts.between_chunks_s, items.__anext__
-        # nearly always nothing is put in between
+        # usually there is no wrapper
         self._read_next = read_next if between_s is None else lambda: timeouts.wait_at_most(read_next(), between_s)
         return item

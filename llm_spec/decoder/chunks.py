@@ -1,4 +1,7 @@
-"""A target's own chunks, for what events cannot say, within a decoder's deadline, timeouts and circuit breaker."""
+"""A target's own chunks, within a decoder's deadline, timeouts and circuit breaker.
+
+They contain what events cannot express.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ __all__ = ["CountedChunkStream"]
 
 
 class CountedChunkStream:
-    """One answer's chunks, counted as they pass: `usage` is the server's own, or as many pieces as came.
+    """Counts one answer's chunks; `usage` is the server's own, or the number of pieces.
 
-    They end where a choice has its tokens, or where no more of a budget can be held.
+    The chunks end when a choice has its tokens, or when no more of a budget can be reserved.
     """
 
     def __init__(
@@ -52,11 +55,11 @@ class CountedChunkStream:
         self._is_unread = True  # nothing was sent, or it was refused
         self._is_complete = False
         self._reservation = reservation
-        self._open: dict[int, MaxTokensCutter | None] = {}  # the choices that have begun and not ended
+        # the choices that have begun and not ended
+        self._open: dict[int, MaxTokensCutter | None] = {}
 
     @property
     def usage(self) -> Usage:
-        """What the answer took so far."""
         if self._is_unread:
             return Usage()
         return self._reported_usage or Usage(
@@ -64,9 +67,9 @@ class CountedChunkStream:
         )
 
     async def iterate_chunks(self, call: OpenCall) -> AsyncGenerator[Mapping[str, Any]]:
-        """The chunks; raises TransientError at the deadline, and what the target raises. There are no retries.
+        """Yield the chunks; raises TransientError at the deadline, and what the target raises.
 
-        With `call`, which this generator is attached to, they end.
+        There are no retries. The chunks end with `call`, to which this generator is attached.
         """
         iterating = self._deadline.end_stream_at_deadline(self._iterate_chunks_within_limits())
         with call:
@@ -84,7 +87,7 @@ class CountedChunkStream:
                         yield self._make_cutoff_chunk(chunk)
                         break
         if self._deadline.is_reached and not self._is_complete:
-            raise TransientError(f"{self._name} was not done by the deadline")
+            raise TransientError(f"{self._name} did not finish by the deadline; raise deadline_s")
 
     async def _iterate_chunks_within_limits(self) -> AsyncGenerator[Mapping[str, Any]]:
         async with AsyncExitStack() as stack:
@@ -110,7 +113,7 @@ class CountedChunkStream:
             raise
 
     def _count_chunk(self, chunk: Mapping[str, Any]) -> bool:
-        """Take in a chunk; whether it is to be the last."""
+        """Count a chunk; return True if it is the last one."""
         if chunk.get("usage"):
             self._reported_usage = parse_usage(chunk)
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
@@ -121,7 +124,7 @@ class CountedChunkStream:
         )
 
     def _choice_has_reached_max_tokens(self, choice: Mapping[str, Any]) -> bool:
-        """Whether a choice has more than it may."""
+        """Return True if a choice has more than it may."""
         index, limit = choice.get("index", 0), self._request.max_tokens
         if choice.get("finish_reason"):
             self._open.pop(index, None)
@@ -135,7 +138,7 @@ class CountedChunkStream:
         return cap.cut_delta(given) is not given
 
     def _make_cutoff_chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The end of all choices that have none, in the form of a chunk."""
+        """Make a chunk that ends all open choices."""
         rest: dict[str, Any] = {"text": ""} if self._request.raw else {"delta": {}}
         choices = [{"index": index, **rest, "finish_reason": "length"} for index in self._open]
         return {
@@ -145,7 +148,7 @@ class CountedChunkStream:
 
 
 def _count_choice_pieces(choice: Mapping[str, Any]) -> int:
-    """Pieces of text in a choice, one at least where it brings anything."""
+    """Count the pieces of text in a choice, at least one if it contains anything."""
     delta: Mapping[str, Any] = choice.get("delta") or {}
     texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content")]
     num_pieces = sum(count_piece_tokens(TextDelta(text)) for text in texts if isinstance(text, str))

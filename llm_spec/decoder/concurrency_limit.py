@@ -1,4 +1,4 @@
-"""How many answers may run at once, of all decoders that share a limit."""
+"""Limits how many answers may run at once, in all decoders that share a limit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["ConcurrencyLimit", "DraftPlace"]
 
 
 class ConcurrencyLimit(SharedByDecoders):
-    """At most `max_requests` answers at once, of all decoders that are given the same limit.
+    """At most `max_requests` answers at once, in all decoders that are given the same limit.
 
-    A target waits for its turn; only other targets are ahead of it. A draft never waits. It takes a place that is free,
-    otherwise it is left out, and it loses its place to a target that finds none free. So speculation delays no target,
-    and a pair that shares one limit never waits for itself. A draft that calls no model (`is_free`) takes no place.
-
-    For one event loop at a time. Raises ConfigError if it is in use on another loop that is still running.
+    A target waits for its turn, behind other targets only. A draft never waits: it takes a free
+    place or is left out. It loses its place to a target that finds none free. So speculation delays
+    no target, and a pair that shares one limit never waits for itself. A draft that calls no model
+    (`is_free`) takes no place. For one event loop at a time. Raises ConfigError if it is in use on
+    another loop that is still running.
     """
 
     _config_field = "limit"
@@ -37,12 +37,12 @@ class ConcurrencyLimit(SharedByDecoders):
         return f"ConcurrencyLimit({self._max_requests})"
 
     def reset_after_fork(self) -> None:
-        """In a forked child, which has places of its own."""
+        """Reset in a forked child, which has places of its own."""
         self._places = None
 
     @asynccontextmanager
     async def hold_place(self) -> AsyncGenerator[None]:
-        """A target's place; waits until there is one."""
+        """Wait for a target's place, and hold it."""
         places = self._get_loop_places()
         await places.acquire()
         try:
@@ -52,9 +52,10 @@ class ConcurrencyLimit(SharedByDecoders):
 
     @asynccontextmanager
     async def hold_draft_place(self) -> AsyncGenerator[DraftPlace]:
-        """A draft's place, in the task that drafts.
+        """Hold a draft's place, in the task that drafts.
 
-        Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.
+        Raises DraftError if no place is free. If a target needs the place, it cancels what runs
+        inside, then raises DraftError.
         """
         places = self._get_loop_places()
         if not places.num_free:
@@ -71,7 +72,7 @@ class ConcurrencyLimit(SharedByDecoders):
             place.release_place()
 
     def _get_loop_places(self) -> _LoopPlaces:
-        """The places of the running event loop. Places that a closed loop left in use are not counted."""
+        """Return the places of the running event loop; a closed loop holds none."""
         loop, places = asyncio.get_running_loop(), self._places
         if places is None or places.loop is not loop:
             if places is not None and places.is_used and not places.loop.is_closed():
@@ -81,7 +82,7 @@ class ConcurrencyLimit(SharedByDecoders):
 
 
 class DraftPlace:
-    """A draft's place in a limit, until it leaves it or a target takes it."""
+    """A draft's place in a limit, until it gives it back or a target takes it."""
 
     def __init__(self, places: _LoopPlaces) -> None:
         self.timeout = asyncio.timeout(None)
@@ -90,14 +91,14 @@ class DraftPlace:
         places.spare_places.append(self)
 
     def release_place(self) -> None:
-        """Give the place back, unless a target has taken it. What follows is no longer interrupted by a target."""
+        """Release the place unless a target has taken it; no target interrupts what follows."""
         if self in self._places.spare_places:
             self._places.spare_places.remove(self)
             self._places.release()
 
 
 class _LoopPlaces:
-    """The places of one event loop. While anybody waits, none is free and none is spare."""
+    """The places of one event loop. While a caller waits, none is free and none is spare."""
 
     def __init__(self, num_free: int, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -111,7 +112,7 @@ class _LoopPlaces:
         return self.num_free < self._num_places
 
     async def acquire(self) -> None:
-        """Wait for a place. Whoever gets one gives it back once."""
+        """Wait for a place, which the caller must release once."""
         if self.num_free:
             self.num_free -= 1
             return
@@ -131,7 +132,7 @@ class _LoopPlaces:
             self._waiters.remove(waiter)
 
     def release(self) -> None:
-        """Pass a place on to whoever has waited longest."""
+        """Pass a place on to the caller that has waited longest."""
         waiter = next((waiter for waiter in self._waiters if not waiter.done()), None)
         if waiter is None:
             self.num_free += 1

@@ -43,15 +43,17 @@ _SPEC: Final = re.compile(
 )
 _ADDRESS_START: Final = re.compile(r"@https?://", re.IGNORECASE)
 _BROKEN_SCHEME: Final = re.compile(r"\s*(?:https?(?::/*|/+)|[a-z][a-z0-9+.-]*:/+|:?/+)?\s*", re.IGNORECASE)
-# What only an address has, behind an @ in the path of a file: a scheme, a port, an IP address, or a domain and a path
+# What only an address has after an @ in the path of a file: a scheme, a port, an IP address, or a
+# domain and a path
 _ADDRESS_IN_PATH: Final = re.compile(
     r"\s*(?:\[|//|https?[:/]|[a-z][a-z0-9+.-]*:/|localhost(?:[:/]|$)|[^/\s:]*:\d{1,5}(?:/|$)"
     r"|\d{1,3}(?:\.\d{1,3}){3}(?:/|$)|[\w.-]+\.[a-z]{2,}/)",
     re.IGNORECASE,
 )
 _URL: Final = re.compile(r"\s*https?:/", re.IGNORECASE)
-# What only an address has, anywhere in the name of a model: a scheme, this machine or an IP address with a port or
-# alone, or a host before the version of an API. A tag (`llama3:8b`) and a registry (`hf.co/org/name:Q4`) are none.
+# What only an address has anywhere in a model's name: a scheme, this machine or an IP address (with
+# a port or alone), or a host before the version of an API. A tag (`llama3:8b`) or a registry
+# (`hf.co/org/name:Q4`) is not an address.
 _ADDRESS_IN_NAME: Final = re.compile(
     r"(?:[a-z][a-z0-9+.-]*)?://|https?//|(?<![^\s,;|#=?&])//|https?:(?=[/\[]|localhost|[\w-]+[.:])"
     r"|(?<![\w.-])(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\]):\d{1,5}(?!\w)"
@@ -71,7 +73,7 @@ class ProviderSpec(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ProviderSpec:
-        """Take `provider:model[@http…]` apart; raises ConfigError for anything else."""
+        """Parse `provider:model[@http…]`; raises ConfigError for anything else."""
         match = _SPEC.fullmatch(text)
         if match is None:
             name, slash, model = text.partition("/")
@@ -84,14 +86,15 @@ class ProviderSpec(NamedTuple):
         return cls(match["provider"], match["model"] or "", match["base_url"])
 
     def check_address_is_read(self, *, names_files: bool, has_server: bool = False) -> None:
-        """Raise ConfigError where an address is written so that it would be a part of the model's name.
+        """Raise ConfigError if the model's name seems to contain an address.
 
-        Another server would get the prompt, and its key. So every @ is taken for one, and all that only an address has,
-        but for models that are files. Where a server is named elsewhere (`has_server`), a name may have an @.
+        Otherwise another server would receive the prompt and its key. So every @, and everything
+        that only an address has, counts as an address, unless models are files. If a server is
+        named elsewhere (`has_server`), a name may have an @.
         """
         if self.base_url is not None:
             return
-        model = unicodedata.normalize("NFKC", self.model)  # a full-width @ is one, too
+        model = unicodedata.normalize("NFKC", self.model)  # a full-width @ counts, too
         found = _URL.match(model) if names_files else _ADDRESS_IN_NAME.search(model)
         name, at, written = (model[: found.start()], "", model[found.start() :]) if found else model.rpartition("@")
         may_have_at = names_files or (has_server and written.strip())
@@ -111,7 +114,7 @@ class ProviderSpec(NamedTuple):
                 f"write {self.provider}:{meant}@{scheme}://{address}"
             )
         named = f"; a name with an @ needs the address behind it, {self.provider}:NAME@http://host/v1"
-        shown = re.split("[@:]", name)[0]  # what follows a colon may be a password
+        shown = re.split("[@:]", name)[0]  # text after a colon may be a password
         raise ConfigError(
             f"the address of {f'{self.provider}:{shown}'!r} has no scheme; write @http://{address} "
             f"or @https://{address}{'' if names_files else named}"
@@ -125,7 +128,7 @@ class ProviderSpec(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedProvider:
-    """A provider under a name of one's own: which entry it is, where, and with which key; no repr shows keys."""
+    """A provider under a name of its own: its entry, server and key. No repr shows keys."""
 
     type: str
     base_url: str | None = None
@@ -139,12 +142,12 @@ class NamedProvider:
 
 
 def strip_address(text: str) -> str:
-    """A provider string without the address at its end: what a provider is called in results."""
+    """Return a provider string without the address at its end, as results name a provider."""
     return _ADDRESS_START.split(text, maxsplit=1)[0]
 
 
 def _clean_address(written: str) -> str:
-    """An address for errors, without its scheme, credentials and query."""
+    """Return an address for errors, without its scheme, credentials and query."""
     _, _, rest = written.rpartition("@")
     scheme = cast("re.Match[str]", _BROKEN_SCHEME.match(rest))
     address = re.split(r"[?#]", rest[scheme.end() :])[0].rstrip()
@@ -155,20 +158,24 @@ _NO_NAMED_PROVIDERS: Final[Mapping[str, NamedProvider]] = {}
 
 
 def registered_providers() -> dict[str, ProviderEntry]:
-    """All installed entries by name. Imports the packages that register them, not what those require."""
+    """Return all installed entries by name.
+
+    This imports the packages that register them, but not their requirements.
+    """
     return {name: _load_provider_entry(point) for name, point in sorted(_find_provider_entry_points().items())}
 
 
 def list_provider_names() -> list[str]:
-    """The names of all installed entries. Imports no package."""
+    """Return the names of all installed entries; imports no package."""
     return sorted(_find_provider_entry_points())
 
 
 def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDERS) -> LlmProvider:
-    """Make the chat model that a string names; the caller closes it. `named` may be used beside the installed ones.
+    """Open the chat model that a string names; the caller closes it.
 
-    Raises UnknownProviderError, MissingExtraError (with the command that installs what is missing), ConfigError, and
-    what the provider raises for its model.
+    `named` adds providers to the installed ones. Raises UnknownProviderError, MissingExtraError
+    (with the command that installs what is missing), ConfigError, and what the provider raises for
+    its model.
     """
     opened = _open_provider_spec(text, _find_provider_entry_points(), named)
     if not isinstance(opened, LlmProvider):
@@ -177,11 +184,12 @@ def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROV
 
 
 def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDERS) -> DraftProvider:
-    """Make the draft that a string names, a chat model or a bare draft; the caller closes it. Raises as above.
+    """Open the draft that a string names, a chat model or a bare draft; the caller closes it.
 
-    `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`CascadeDraft`).
+    `lookup+builtin:draft` joins drafts: the cheap one first, the next if that is unsure
+    (`CascadeDraft`). Raises as `open_provider` does.
     """
-    from llm_spec.drafting.cascade import CascadeDraft  # not for those who only read a config
+    from llm_spec.drafting.cascade import CascadeDraft  # late: reading a config does not need it
     from llm_spec.drafting.provider_draft import ProviderDraft
 
     points = _find_provider_entry_points()
@@ -193,7 +201,7 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDE
 
 
 def find_target_features(text: str) -> tuple[TargetFeature, ...] | None:
-    """What a target of this name has that strategies need; None: not known. Asks no server."""
+    """Return the features of a target that strategies need, or None if unknown; asks no server."""
     spec = ProviderSpec.parse(text)
     point = _find_provider_entry_points().get(spec.provider)
     if point is None:
@@ -204,20 +212,24 @@ def find_target_features(text: str) -> tuple[TargetFeature, ...] | None:
 
 
 def list_model_specs_of_draft(text: str) -> list[str]:
-    """The parts of a draft's string that ask a model; of one that nothing installed registers, the whole."""
+    """Return the parts of a draft's string that call a model.
+
+    If no installed package registers a part, it counts as well.
+    """
     points = _find_provider_entry_points()
     parts = [(part, points.get(part.partition(":")[0])) for part in _split_joined_specs(text, points.keys())]
     return [part for part, point in parts if point is None or not _load_provider_entry(point).is_free]
 
 
 def _split_joined_specs(text: str, names: AbstractSet[str]) -> list[str]:
-    """The parts between `+`, where each names a provider (a path may hold a `+` too)."""
+    """Split at `+` if each part names a provider (a path may hold a `+` too)."""
     parts = text.split("+")
     return parts if all(part.partition(":")[0] in names for part in parts) else [text]
 
 
 def _find_provider_entry_points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # a third of this package's import time, for a string's sake
+    # late: it takes a third of this package's import time
+    from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
 

@@ -1,4 +1,7 @@
-"""Discovery: what a target can do, found out beside the requests, none of which pays for it longer than it likes."""
+"""Finds out in the background what a target supports.
+
+Requests wait for it no longer than their own timeouts allow.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ _MAX_WAIT_S: Final = 10.0
 
 
 class FeatureDiscovery:
-    """The trials of one target's features. They go on when a request that waits for them is left.
+    """The trials of one target's features. A trial continues when a request that waits for it ends.
 
-    Whoever made it closes it, on the event loop that used it; trials of other event loops are theirs.
+    Its owner closes it, on the event loop that used it. Trials of other event loops are not
+    affected.
     """
 
     def __init__(self, target: LlmProvider) -> None:
@@ -29,11 +33,15 @@ class FeatureDiscovery:
         self._running: set[asyncio.Task[None]] = set()
         self._tried: set[Feature] = set()
         self._patience_s: float | None = (
-            None  # what `finish_interrupted_trials` may still wait; None: nothing was cut off yet
+            # how long `finish_interrupted_trials` may still wait; None: no trial was cut off yet
+            None
         )
 
     async def wait_until_tried(self, feature: Feature | None) -> bool:
-        """Wait until a feature has been tried; raises what the trial raised. False: it was ended by `aclose`."""
+        """Wait until a feature has been tried; raises what the trial raised.
+
+        Returns False if `aclose` ended the trial.
+        """
         if self._target is None or feature is None:
             return True
         trial = self._get_or_start_trial(self._target, feature)
@@ -42,27 +50,29 @@ class FeatureDiscovery:
             return False
         error = trial.exception()
         if isinstance(error, LlmSpecError):
-            raise copy(error) from error  # each request puts its own text into what it raises
+            raise copy(error) from error  # each request adds its own text to its error
         if error is not None:
             raise error
         return True
 
     async def has_tried_or_start_trial(self, feature: Feature | None) -> bool:
-        """Whether a feature has been tried. If not, a trial starts in the background."""
+        """Return True if a feature has been tried; otherwise start a trial in the background."""
         if self._target is None or feature is None:
             return True
         trial = self._get_or_start_trial(self._target, feature)
-        await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
+        # one turn of the loop: enough for a target that knows already
+        await asyncio.wait([trial], timeout=0)
         return _has_trial_succeeded(trial)
 
     def has_tried(self, feature: Feature) -> bool:
-        """Whether a trial of it has come to an end here; false also of what the target knew before."""
+        """Return True if a trial ended here; what the target knew before does not count."""
         return feature in self._tried
 
     async def finish_interrupted_trials(self) -> None:
-        """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
+        """Wait for the trials under way if the end of an event loop cut off an earlier one.
 
-        Else programs that run every answer in a loop of its own would begin one with each, and finish none.
+        It waits at most 10 s in all. Otherwise a program that runs each answer in its own event
+        loop would begin a trial with each, and finish none.
         """
         if not self._patience_s:
             return
@@ -75,7 +85,7 @@ class FeatureDiscovery:
             self._patience_s = max(0.0, self._patience_s - (now() - started_s))
 
     async def aclose(self) -> None:
-        """End the trials that are under way."""
+        """Cancel the trials under way."""
         loop = get_asyncio_loop()
         trials = [trial for trial in self._running if trial.get_loop() is loop]
         for trial in trials:
@@ -83,7 +93,7 @@ class FeatureDiscovery:
         await asyncio.gather(*trials, return_exceptions=True)
 
     def _get_or_start_trial(self, target: Discoverable, feature: Feature) -> asyncio.Task[None]:
-        """The trial that is under way, or a new one: what a target knew it may have lost since."""
+        """Return the trial under way, or start one: the target may have lost a feature since."""
         trial = self._latest.get(feature)
         if trial is not None and trial.get_loop().is_closed() and (trial.cancelled() or not trial.done()):
             self._patience_s = _MAX_WAIT_S if self._patience_s is None else self._patience_s
@@ -95,7 +105,8 @@ class FeatureDiscovery:
 
     def _forget_trial(self, feature: Feature, trial: asyncio.Task[None]) -> None:
         self._running.discard(trial)
-        if not trial.cancelled() and trial.exception() is None:  # perhaps nobody waits for it any more
+        # perhaps no request waits for it any more
+        if not trial.cancelled() and trial.exception() is None:
             self._tried.add(feature)
 
 

@@ -1,4 +1,4 @@
-"""Wrappers that count the calls of a target and a draft, and cut an answer when a limit is reached."""
+"""Wrappers that count the calls of a target and a draft, and cut an answer at its limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _NO_TIMEOUTS: Final = Timeouts()
 class MeteredTarget:
     """A target whose calls are counted, and fail after silence; otherwise the same.
 
-    An `LlmProvider` and `Discoverable`. What is found out of it serves all requests, and is not counted.
+    An `LlmProvider` and `Discoverable`. Discovered features serve all requests, so discovery is not
+    counted.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class MeteredTarget:
         self._meter = meter
         self._discovery = discovery
         self._chunk_timeouts = ChunkTimeouts(target.name, timeouts, target.capabilities)
-        self._capabilities: tuple[Capabilities, Capabilities] | None = None  # the target's, and what was made of them
+        # the target's, and the metered form of them
+        self._capabilities: tuple[Capabilities, Capabilities] | None = None
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class MeteredTarget:
         *,
         counts_drafts: bool = False,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """The same call of the target, counted; see `ExternalCallMeter`."""
+        """Count a call of the target; see `ExternalCallMeter`."""
         begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
         return self._chunk_timeouts.limit_waits_for_chunks(_meter_target_stream(opened, begin, request))
 
@@ -158,7 +160,8 @@ class _MeteredScorer:
         return self._scorer.max_top
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        call = self._meter.open_call(num_input=len(token_ids), num_output=1)  # a server always writes one
+        # a server always writes one token
+        call = self._meter.open_call(num_input=len(token_ids), num_output=1)
         scored = _await_metered_call(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
         return await self._chunk_timeouts.wait_for_first_chunk(scored)
 
@@ -166,7 +169,7 @@ class _MeteredScorer:
 class MeteredDraft(WrappedDraft, RequestOptionalDrafter):
     """A draft whose calls are counted; otherwise the same.
 
-    The tokens of its rounds as a `TokenDrafter` are counted where these run.
+    If it drafts as a `TokenDrafter`, its tokens are counted by the rounds that use them.
     """
 
     def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
@@ -209,7 +212,7 @@ def _meter_target_stream(
     open_call: Callable[..., MeteredCall],
     request: ChatRequest,
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """A stream of a target that answers `request`, counted; it is cut where it has its tokens, or no budget is left."""
+    """Count a target's stream for `request`; cut it at its tokens or the end of the budget."""
 
     def open_metered_call() -> MeteredCall:
         call = open_call(max_output=request.max_tokens)
@@ -222,9 +225,10 @@ def _meter_target_stream(
 
 
 class _MeteredStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
-    """A call's context, counted from when it is entered.
+    """Counts the items of a call from when its context is entered.
 
-    `add` takes in what comes and says what is passed on; `end` is passed on in its place once the call is cut.
+    `add` counts an item and returns the one to pass on. Once the call is cut, `end` makes the last
+    item.
     """
 
     def __init__(
@@ -265,7 +269,7 @@ class _MeteredStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
                 self._call.close_call()
 
     async def _iterate_metered_items(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
-        """The items of a call, counted, up to where it is cut."""
+        """Yield the counted items of a call, up to where it is cut."""
         next_item, add = items.__anext__, self._add
         while call.cut_by is None:
             try:

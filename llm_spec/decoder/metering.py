@@ -1,9 +1,10 @@
-"""What the calls made for one answer read and wrote: its target and its draft are called through a meter.
+"""Counts what the target and draft calls of one answer read and wrote.
 
-A provider counts a call that comes to its end (`Finish.usage`). Many do not: a stream of a race that was overtaken, a
-connection that broke, an answer that nobody read to its end. Of those the input is what was sent, the output what came,
-both by token ids where they are known, else in pieces of text. What a server had written and not yet sent when it was
-left cannot be known here and is missing. A call that was refused, or did not reach its server, counts nothing.
+A provider counts a call that comes to its end (`Finish.usage`). Many calls do not: a stream of a
+race that was overtaken, a broken connection, an answer that was not read to its end. For these the
+input is what was sent and the output what arrived. Both are counted by token ids if these are
+known, else in pieces of text. Text that a server had written but not sent when the call ended is
+unknown here and missing. A call that was refused, or did not reach its server, counts nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_USAGE: Final = Usage()
 
 
 class TokenMeter:
-    """The calls of one model that were made to answer `request`; each holds of the allowance what it uses."""
+    """The calls of one model for the answer to `request`; each reserves what it uses."""
 
     def __init__(
         self, request: ChatRequest, allowance: AnswerReservation | None = None, price: Price | None = None
@@ -53,11 +54,11 @@ class TokenMeter:
         is_free: bool = False,
         counts_drafts: bool = False,
     ) -> MeteredCall:
-        """A call begins: one of a request, or (a batch) of known numbers of tokens. `max_output`: most that it writes.
+        """Begin a call for a request, or for known numbers of tokens (a batch).
 
-        Raises BudgetError where no budget is left for it.
+        `max_output` is the most that it writes. Raises BudgetError if too little budget is left.
         """
-        # counted now: at the end it would be counted for all calls in one go
+        # counted now: at the end it would be counted for all calls at once
         num_prefix = 0 if request is None else count_pieces(request.prefix)
         call = MeteredCall(
             self._prompt, request, num_input, num_output, is_free, num_prefix, counts_drafts=counts_drafts
@@ -70,30 +71,30 @@ class TokenMeter:
         return call
 
     def record_prompt_tokens(self, num_tokens: int) -> None:
-        """The prompt was encoded, and has so many tokens."""
+        """Record the number of tokens of the encoded prompt."""
         self._prompt.num_encoded = num_tokens
 
     @property
     def num_calls(self) -> int:
-        """Calls that were begun, without those that read nothing."""
+        """The number of calls that were begun, without those that read nothing."""
         return len([call for call in self._calls if not call.is_unread]) if self._calls else 0
 
     @property
     def is_one_uncounted_call(self) -> bool:
-        """Whether the answer came by one call, to its end, and its provider did not count it."""
+        """True if one call gave the whole answer and its provider did not count it."""
         calls = [call for call in self._calls if not call.is_unread]
         return len(calls) == 1 and calls[0].has_ended and calls[0].counted is None
 
     @property
     def usage(self) -> Usage:
-        """What all calls together have read and written so far."""
+        """The usage of all calls together so far."""
         if len(self._calls) == 1:  # nearly always
             return self._calls[0].usage
         return sum((call.usage for call in self._calls), _NO_USAGE)
 
     @property
     def num_drafted_tokens(self) -> int:
-        """Tokens that were drafted in the rounds of these calls, where they are paid for."""
+        """Tokens drafted in the rounds of these calls, if they are paid for."""
         if not self._calls:
             return 0
         events = [event for call in self._calls if call.counts_drafts for event in call.events]
@@ -101,7 +102,7 @@ class TokenMeter:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the request itself: as the provider counted them, else as encoded, else in pieces."""
+        """The request's tokens: as its provider counted them, else as encoded, else in pieces."""
         counted = (call.counted for call in self._calls if call.is_for_request(self._request))
         found = next((usage.input_tokens for usage in counted if usage is not None), None)
         return (
@@ -110,9 +111,10 @@ class TokenMeter:
 
 
 class _PromptTokenCounter:
-    """How many tokens the prompt of `own_request` has, for all calls that are made for it.
+    """Counts the tokens of the prompt of `own_request`, for all calls made for it.
 
-    Apart from `TokenMeter`, since calls that knew their meter would be freed, with all their events, only now and then.
+    It is separate from `TokenMeter`: calls that referenced their meter would form cycles with all
+    their events, and only the garbage collector would free them.
     """
 
     def __init__(self, own_request: ChatRequest) -> None:
@@ -121,22 +123,25 @@ class _PromptTokenCounter:
         self._num_pieces: int | None = None
 
     def estimate_tokens(self, request: ChatRequest, num_prefix: int) -> int:
-        """How many tokens a request has, `num_prefix` of them in its prefix, where its provider does not count them."""
+        """Estimate the tokens of a request that its provider does not count.
+
+        `num_prefix` of them are in its prefix.
+        """
         if request.messages is not self._own_request.messages:
             return estimate_request_tokens(request) + num_prefix
         if self.num_encoded is not None and request.prefix == self._own_request.prefix:
             return self.num_encoded
-        if self._num_pieces is None:  # the same for every stream of a race, and long
+        if self._num_pieces is None:  # the same for every stream of a race, and slow to count
             self._num_pieces = estimate_request_tokens(request)
         return self._num_pieces + num_prefix
 
 
 @dataclass(eq=False, slots=True)
 class MeteredCall:
-    """One call. `counted` is what its provider said of it; `is_free`: no model was called.
+    """One call. `counted` is its provider's count; `is_free`: no model was called.
 
-    `reservation` is what it holds of a budget, `cap` cuts a target's text; `cut_by`: which of them has ended it.
-    `counts_drafts`: the tokens that its rounds drafted are paid for, too.
+    `reservation` is its part of a budget. `cap` cuts a target's text. `cut_by` is which of them
+    ended it. With `counts_drafts`, the tokens drafted in its rounds are paid for, too.
     """
 
     prompt: _PromptTokenCounter
@@ -146,8 +151,8 @@ class MeteredCall:
     is_free: bool
     num_prefix: int  # tokens of the answer so far that were sent
     events: list[StreamEvent] = field(default_factory=list["StreamEvent"])
-    num_free_tokens: int = 0  # tokens drafted without a model …
-    num_paid_tokens: int = 0  # … and by one
+    num_free_tokens: int = 0  # tokens drafted without a model
+    num_paid_tokens: int = 0  # tokens drafted by a model
     has_drafted: bool = False
     counted: Usage | None = None
     has_ended: bool = False
@@ -157,20 +162,20 @@ class MeteredCall:
     cut_by: Literal["budget", "max_tokens"] | None = None
     is_over: bool = False
     counts_drafts: bool = False
-    num_seen_tokens: int = 0  # tokens that came, where a budget is held …
-    num_tokens_in_rounds: int = 0  # … and those of rounds
+    num_seen_tokens: int = 0  # tokens that came, if a budget is reserved
+    num_tokens_in_rounds: int = 0  # tokens of rounds among them
 
     def is_for_request(self, request: ChatRequest) -> bool:
-        """Whether it was this request, not one about a part of its answer."""
+        """Return True if it was for this request, not for a part of its answer."""
         own = self.request
         return own is not None and own.messages is request.messages and own.prefix == request.prefix
 
     def count_and_cut_target_event(self, event: StreamEvent) -> StreamEvent:
-        """Something came from a target: what may be passed on of it."""
+        """Count an event from a target; return what may be passed on."""
         self.events.append(event)
         if self.reservation is not None and type(event) is not Finish:
             self._count_event(self.reservation, event)
-        if type(event) is TextDelta:  # nearly always
+        if type(event) is TextDelta:  # nearly always true
             kept = event if self.cap is None else self.cap.cut_delta(event)
             if kept is not event:
                 self.cut_by = "max_tokens"
@@ -180,12 +185,12 @@ class MeteredCall:
         return event
 
     def finish_cut_target_call(self) -> Finish:
-        """The end of a target's call that is cut; nothing follows it."""
+        """Return the end of a target's call that is cut; nothing follows it."""
         self.is_over = True
         return Finish("length", None, self.cut_by)
 
     def count_and_cut_draft_piece(self, piece: DraftPiece) -> DraftPiece:
-        """Something came from a draft; raises DraftError for what is not a piece."""
+        """Count a piece from a draft; raises DraftError if it is not a valid piece."""
         checked, self.has_drafted = check_draft_piece(piece), True
         num_tokens = count_piece_tokens(checked)
         if self.is_free or checked.is_free:
@@ -199,7 +204,7 @@ class MeteredCall:
         return piece
 
     def finish_cut_draft_call(self) -> DraftPiece:
-        """The last piece of a draft's call that is cut."""
+        """Raise BudgetError: a draft's call was cut."""
         raise BudgetError("no budget is left for a draft")
 
     def _count_event(self, reservation: CallReservation, event: StreamEvent) -> None:
@@ -210,17 +215,17 @@ class MeteredCall:
             self.cut_by = "budget"
 
     def close_call(self) -> None:
-        """It is over: what it held and has not used is given back."""
+        """Close the call; release the unused part of its reservation."""
         if self.reservation is not None:
             self.reservation.settle_call(self.usage)
 
     def record_call_failure(self, error: Exception) -> None:
-        """It failed; what came of it shows that it was read."""
+        """Record a failure; a call from which something came was read."""
         self.is_unread = not (self.events or self.has_drafted) and is_call_unread(error)
 
     @property
     def usage(self) -> Usage:
-        """What it has read and written so far."""
+        """The usage of this call so far."""
         if self.is_unread:
             return _NO_USAGE
         num_free = self.num_free_tokens
@@ -234,18 +239,21 @@ class MeteredCall:
         return free + own if num_free else own
 
     def estimate_input_tokens(self) -> int:
-        """Tokens that it reads, as far as they can be counted here."""
+        """Return the tokens that it reads, as far as they can be counted here."""
         if self.num_input is not None:
             return self.num_input
         return 0 if self.request is None else self.prompt.estimate_tokens(self.request, self.num_prefix)
 
     def _estimate_output_tokens(self) -> int:
-        """The rounds of a model in this process tell exactly."""
+        """Return the output tokens; the rounds of a local model give the exact number."""
         rounds = [event.num_emitted_tokens for event in self.events if isinstance(event, Round)]
         return sum(rounds) if rounds else sum(map(count_answer_tokens_in_event, self.events))
 
 
 def is_call_unread(error: Exception) -> bool:
-    """Whether a call that failed before anything came read nothing: only an answer in a form of no use was read."""
+    """Return True if a call that failed before its first event read nothing.
+
+    Only an answer in an unusable form was read.
+    """
     is_answer = isinstance(error, TargetError) and error.status is None
     return not is_answer or isinstance(error, TransientError | CircuitOpenError | ClosedError)

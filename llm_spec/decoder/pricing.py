@@ -1,7 +1,7 @@
-"""Money: what tokens cost, and what an answer cost against plain.
+"""Money: prices of tokens, and what an answer cost compared with no speculation.
 
-Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_OF`; they change, so set your own
-(`SpeculativeConfig.prices`). A price that is not known is None, never 0.
+Prices are from vendors' lists in US dollars, as of the date in `PRICES_AS_OF`. They change, so set
+your own (`SpeculativeConfig.prices`). An unknown price is None, never 0.
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ __all__ = [
     "parse_price",
 ]
 
-TOKENS_PER_PRICE_UNIT: Final = 1e6  # what a price is for
-_PRICED_TIERS: Final = frozenset({"batch", "fast", "flex", "priority", "scale"})  # of OpenAI and Anthropic
+TOKENS_PER_PRICE_UNIT: Final = 1e6  # tokens that a price is for
+# of OpenAI and Anthropic
+_PRICED_TIERS: Final = frozenset({"batch", "fast", "flex", "priority", "scale"})
 _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Money for a million tokens, in any one currency; `cached_input`: of what a cache held (None: as `input`)."""
+    """Money for a million tokens, in any one currency.
+
+    `cached_input` is for tokens that a cache held; with None they cost as much as `input`.
+    """
 
     input: float
     output: float
@@ -52,7 +56,10 @@ class Price:
             check_number(ConfigError, name, getattr(self, name), 0.0)
 
     def cost_of(self, usage: Usage) -> float:
-        """What these tokens cost. Reasoning and rejected predictions are part of the output, as vendors bill them."""
+        """Return what these tokens cost.
+
+        Reasoning and rejected predictions are part of the output, as vendors bill them.
+        """
         cached_price = self.input if self.cached_input is None else self.cached_input
         cached = min(usage.cached_input_tokens, usage.input_tokens)
         fresh = usage.input_tokens - cached
@@ -73,26 +80,30 @@ PRICES: Final[Mapping[str, Price]] = MappingProxyType(
 )
 
 
-FREE: Final = Price(input=0.0, output=0.0)  # of what no model writes
+FREE: Final = Price(input=0.0, output=0.0)  # for output without a model
 
 
 def find_model_price(provider_name: str, prices: Mapping[str, Price]) -> Price | None:
-    """The price of a provider such as `openai:gpt-4.1`: the caller's by name or model, else the list's by model.
+    """Find the price of a provider such as `openai:gpt-4.1`.
 
-    A model's dated version has the price of the model.
+    The caller's prices by name or model come first, then the list's by model. A model's dated
+    version has the price of the model. Returns None if no price is known.
     """
     names = _list_price_names(provider_name)
     return next((table[name] for table in (prices, PRICES) for name in names if name in table), None)
 
 
 def _list_price_names(provider_name: str) -> tuple[str, ...]:
-    """What a price may be listed under, the most exact first."""
+    """Return the names that a price may be listed under, the most exact first."""
     model = provider_name.partition(":")[2] or provider_name
     return (provider_name, model, _DATE.sub("", model))
 
 
 def find_tier_prices(provider_name: str, prices: Mapping[str, Price]) -> Mapping[str, Price]:
-    """The caller's prices of a provider's service tiers, by tier: `openai:gpt-4.1#priority` or `gpt-4.1#priority`."""
+    """Return the caller's prices of a provider's service tiers, by tier.
+
+    Their keys are `openai:gpt-4.1#priority` or `gpt-4.1#priority`.
+    """
     found: dict[str, Price] = {}
     for name in reversed(_list_price_names(provider_name)):
         found |= {key.removeprefix(f"{name}#"): price for key, price in prices.items() if key.startswith(f"{name}#")}
@@ -100,14 +111,15 @@ def find_tier_prices(provider_name: str, prices: Mapping[str, Price]) -> Mapping
 
 
 def get_billed_tier(service_tier: str | None, speed: str | None) -> str | None:
-    """What a server served that has a price of its own; None: it costs what the model costs."""
+    """Return the served tier if it has a price of its own, else None."""
     return next((served for served in (speed, service_tier) if served in _PRICED_TIERS), None)
 
 
 def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price | None:
-    """The price of what a draft's model reads and writes; a draft that asks no model costs nothing (`is_free`).
+    """Return the price of what a draft's model reads and writes.
 
-    Of several drafts joined it is that of those that ask one; None where these have different prices.
+    A draft that calls no model costs nothing (`is_free`). Joined drafts have the price of those
+    that call a model, or None if these have different prices.
     """
     can = get_draft_capabilities(draft)
     if draft.name in prices or not can.drafts:
@@ -118,22 +130,24 @@ def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price
 
 
 def parse_price(text: str) -> Price:
-    """A price written as IN:OUT or IN:OUT:CACHED; raises ConfigError for anything else."""
+    """Parse a price written as IN:OUT or IN:OUT:CACHED; raises ConfigError for anything else."""
     try:
         values = [float(part) for part in text.split(":")]
     except ValueError:
         values = []
     if len(values) not in (2, 3):
-        raise ConfigError(f"the price is {text!r}; it must be IN:OUT or IN:OUT:CACHED, as 2:8:0.5")
+        raise ConfigError(f"the price is {text!r}; it must be IN:OUT or IN:OUT:CACHED, for example 2:8:0.5")
     return Price(input=values[0], output=values[1], cached_input=values[2] if len(values) == 3 else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one answer cost, in the currency of the prices.
+    """The costs of one answer, in the currency of the prices.
 
-    plain: what the target alone would have cost, by the same tokens. wasted: the part of target and draft together that
-    plain would not have cost. None: a price or a token count is not known.
+    plain: what the target alone would have cost, by the same tokens.
+    wasted: the part of target and draft together that plain would not have cost.
+
+    A value is None if a price or a token count is not known.
     """
 
     target: float | None = None
@@ -144,15 +158,15 @@ class Cost:
 
     @property
     def total(self) -> float | None:
-        """Target and draft."""
+        """The cost of target and draft."""
         return None if self.target is None or self.draft is None else self.target + self.draft
 
     @property
     def wasted(self) -> float | None:
-        """What plain would not have cost, never negative."""
+        """The part that plain would not have cost, never negative."""
         return None if self.total is None or self.plain is None else max(0.0, self.total - self.plain)
 
     @property
     def saving(self) -> float | None:
-        """Against plain; negative when speculation cost more."""
+        """The saving against plain; negative when speculation cost more."""
         return None if self.total is None or self.plain is None else self.plain - self.total

@@ -1,4 +1,4 @@
-"""What a decoder logs of a request: its start, its progress, its end. Message text only if `log_content` is set."""
+"""Logs a request's start, progress and end; message text only if `log_content` is set."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def log_request_start(strategy: StrategyEntry, target_call: TargetCall) -> None:
 def log_progress(event: Progress, target_call: TargetCall) -> None:
     """Log a fallback, a retry, a weaker guarantee or, at the debug level, a round."""
     if isinstance(event, Fallback | Retry):
-        kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
+        # other people's errors may quote the prompt; their type cannot
+        kind = event.reason.partition(":")[0]
         whole = target_call.config.log_content or kind == DraftError.__name__
         what = "target_asked_again"
         if isinstance(event, Fallback):

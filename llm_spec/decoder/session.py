@@ -1,6 +1,6 @@
-"""Session affinity: all calls of a conversation carry one id in a header, so that a balancer can keep them together.
+"""Session affinity: all calls of a conversation carry one id in a header.
 
-`session_headers` carries the id from here to the calls.
+A balancer can so keep them together. `session_headers` carries the id from here to the calls.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _RESERVED_HEADERS: Final = frozenset(
 )
 _ID_BYTES: Final = 16
 _KEY_BYTES: Final = 32
-_NUM_HASHED_CHARS: Final = 4096  # at either end of a text, so that a long prompt costs no time
+_NUM_HASHED_CHARS: Final = 4096  # at either end of a text, so that long prompts are fast
 
 
 def check_session_header_name(name: str | None) -> None:
-    """Raise ConfigError for a name that a header cannot have, or that calls need for something else."""
+    """Raise ConfigError if a header cannot have this name, or if calls need it otherwise."""
     if name is None:
         return
     if _HEADER_NAME.fullmatch(name) is None:
@@ -59,10 +59,10 @@ def make_session_key() -> bytes:
 
 
 def derive_session_id(request: ChatRequest, key: bytes) -> str:
-    """The id of a request's conversation: a hash, under `key`, of its messages up to the first one of the user.
+    """Derive a conversation's id: a keyed hash of its messages up to the user's first one.
 
-    It stays the same over the turns of a conversation, also of a client that begins each with a line of its own.
-    Without the key nobody learns from it what was said.
+    It stays the same over the turns of a conversation, also if a client begins each turn with a
+    billing header of its own. Without the key the id reveals nothing of the messages.
     """
     texts: list[str] = []
     for index, message in enumerate(request.messages):
@@ -75,7 +75,7 @@ def derive_session_id(request: ChatRequest, key: bytes) -> str:
 
 
 def hash_texts(texts: Iterable[str], key: bytes) -> str:
-    """An id that stands for some texts; of long ones their beginning and end count."""
+    """Hash some texts to an id; for long texts only beginning and end count."""
     digest = hashlib.blake2b(key=key, digest_size=_ID_BYTES)
     for text in texts:
         part = text if len(text) <= 2 * _NUM_HASHED_CHARS else text[:_NUM_HASHED_CHARS] + text[-_NUM_HASHED_CHARS:]
@@ -85,7 +85,7 @@ def hash_texts(texts: Iterable[str], key: bytes) -> str:
 
 
 def _iterate_content_texts(content: object) -> Iterator[str]:
-    """The texts in a message's content, addresses and data of images included."""
+    """Yield the texts in a message's content, addresses and data of images included."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, Mapping):

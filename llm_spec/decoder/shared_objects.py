@@ -1,4 +1,4 @@
-"""What decoders share by being given the same object: a budget, a limit."""
+"""Base of objects that decoders share by being given the same one: a budget, a limit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ __all__ = ["SharedByDecoders"]
 
 
 class SharedByDecoders:
-    """A copy of a config shares it as well: two of it would allow twice as much. No other process can share it."""
+    """Copying a config shares this object, because two of it would allow twice as much.
 
-    _config_field: ClassVar[str]  # of SpeculativeConfig
+    No other process can share it.
+    """
+
+    _config_field: ClassVar[str]  # its name in SpeculativeConfig
 
     def __copy__(self) -> Self:
         return self

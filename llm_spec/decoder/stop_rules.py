@@ -1,8 +1,8 @@
-"""Stop strings of which servers would choose another one than this library. Pure.
+"""Finds stop strings for which servers would cut elsewhere than this library. Pure.
 
-An answer that is put together from several calls is read here, character by character: the stop string that is
-complete first ends it. A server looks for them whenever a token has come. Where one token completes two, vLLM and
-SGLang take the first of the request's list, and llama.cpp the one that begins first.
+This library reads an answer from several calls character by character: the stop string that is
+complete first ends it. A server looks for stop strings after each token. If one token completes
+two, vLLM and SGLang take the first in the request's list, and llama.cpp the one that begins first.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 
 __all__ = ["may_token_complete_two"]
 
-# What a token can hold, by how tokenizers split a text before they make tokens of it: one word, with what is no letter
-# before it; or what is no letter, with line breaks behind it; or space.
+# What a token can hold. Tokenizers first split a text into: a word, with non-letters before it; or
+# non-letters, with line breaks after them; or space.
 _IN_ONE_TOKEN: Final = re.compile(r"[^\S\r\n]*[^\w\s]*(\w+('\w+)?|\s*)")
 
 _MAX_STRINGS: Final = 16
-_MAX_CHARACTERS: Final = 400  # of several
+_MAX_CHARACTERS: Final = 400  # of several strings together
 
 
 def may_token_complete_two(stop: Sequence[str]) -> bool:
-    """Whether one token may complete two of them after which a server cuts at another place than this library."""
+    """Return True if one token may complete two strings at which a server cuts elsewhere."""
     if len(stop) > _MAX_STRINGS or (len(stop) > 1 and sum(map(len, stop)) > _MAX_CHARACTERS):
-        return True  # to look at all of them would take long
+        return True  # checking all of them would take long
     gaps = _list_gaps(stop)
     return any(
         _IN_ONE_TOKEN.fullmatch(token) is not None
@@ -37,14 +37,20 @@ def may_token_complete_two(stop: Sequence[str]) -> bool:
 
 
 def _list_gaps(stop: Sequence[str]) -> list[str]:
-    """What may stand between two stop strings, of each kind of characters, and is itself in none."""
+    """Return texts of each kind of characters that may stand between two stop strings.
+
+    Each is in none of the strings, if possible.
+    """
     kinds = ("abcdefghijklmnopqrstuvwxyz", ".,:;!?-+*/=<>()[]{}|#$%&@^~", " ", "\n")
     used = "".join(stop)
     return ["", *(next((character for character in kind if character not in used), kind[0]) for kind in kinds)]
 
 
 def _list_texts_that_end_with_both(first: str, other: str, gaps: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Short texts in which `first` ends, and then or at once `other`; and what a token that ends both holds."""
+    """Yield short texts in which `first` ends and then, or at once, `other`.
+
+    Each comes with the token that would end both.
+    """
     for num_after in range(len(other)):
         overlap = other[: len(other) - num_after]
         if first.endswith(overlap):
@@ -56,7 +62,7 @@ def _list_texts_that_end_with_both(first: str, other: str, gaps: Sequence[str]) 
 
 
 def _list_cuts(text: str, stop: Sequence[str]) -> Iterator[int]:
-    """Where a text is cut: here, by the first of the list, and by the one that begins first."""
+    """Yield where a text is cut: here, by the list's first, and by the one that begins first."""
     places = [(text.find(each), each) for each in stop if each in text]
     yield min((at + len(each), at) for at, each in places)[1]
     yield places[0][0]

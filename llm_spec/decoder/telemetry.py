@@ -1,10 +1,11 @@
-"""Log events, through structlog: one per round and per request, each with the request's id as `llm_request_id`.
+"""Log events, through structlog: one per round and one per request.
 
-`request_id` is what applications and servers call theirs.
+Each has the request's id as `llm_request_id`, because applications and servers use `request_id`
+themselves.
 
-An application that has configured structlog gets them through its own processors. In any other they go to the
-standard library's logger `llm_spec`, which is silent below WARNING unless the application says otherwise.
-Message text is never among the fields, except by `SpeculativeConfig.log_content`.
+If an application has configured structlog, events go through its processors. Otherwise they go to
+the standard library's logger `llm_spec`, which is silent below WARNING by default. Message text is
+never among the fields, except with `SpeculativeConfig.log_content`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ __all__ = ["RequestLogContext", "is_log_enabled", "log_event", "make_request_id"
 _STDLIB: Final = logging.getLogger("llm_spec")
 _REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("llm_request_id", default=None)
 
-_ARGUMENTS: Final = ("event", "level")  # of structlog's `log`
+_ARGUMENTS: Final = ("event", "level")  # parameters of structlog's `log`
 
 
 def make_request_id() -> str:
-    """A short random id that ties the events of one request together."""
+    """Return a short random id that ties the events of one request together."""
     return f"{random.getrandbits(48):012x}"
 
 
 class RequestLogContext:
-    """Binds a request's id to whatever is logged inside `with`, by this library or by a provider.
+    """Binds a request's id to everything logged inside `with`, by this library or by a provider.
 
-    In structlog's context too, where an application has loaded structlog; without one it stays unloaded, which saves a
-    server memory and time to start. A class, because it is entered for every event of a stream and a generator-based
-    one takes several times as long.
+    If an application has loaded structlog, the id is in its context, too. Otherwise structlog stays
+    unloaded, which saves a server memory and time to start. It is a class because it is entered for
+    every event of a stream, and a generator-based context manager takes several times as long.
     """
 
     def __init__(self) -> None:
@@ -59,20 +60,20 @@ class RequestLogContext:
 
 
 def is_log_enabled(level: int = logging.INFO) -> bool:
-    """Whether events of this level are logged at all; otherwise what only the log needs is not computed."""
+    """Return True if events of this level are logged; otherwise skip what only the log needs."""
     structlog = _get_loaded_structlog()
     return _STDLIB.isEnabledFor(level) or (structlog is not None and structlog.is_configured())
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Log one event; `llm_request_id` and whatever else structlog's contextvars hold come along."""
+    """Log one event, with `llm_request_id` and structlog's other contextvars."""
     if not is_log_enabled(level):
         return
     structlog = _get_loaded_structlog()
     if structlog is not None:
         fields = {**structlog.contextvars.get_contextvars(), **fields}
         for name in _ARGUMENTS:
-            fields.pop(name, None)  # the application's, and no name for a field
+            fields.pop(name, None)  # the application's value would clash with a parameter
     elif (request_id := _REQUEST_ID.get()) is not None:
         fields = {"llm_request_id": request_id, **fields}
     if structlog is not None and structlog.is_configured():
@@ -82,5 +83,8 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
 
 
 def _get_loaded_structlog() -> Any:
-    """The module, where it is loaded: whoever has configured it, or bound something, has imported it; else None."""
+    """Return structlog if it is loaded, else None.
+
+    An application that configured it, or bound something, has imported it.
+    """
     return sys.modules.get("structlog")

@@ -1,1 +1,1 @@
-"""Where drafts come from: a provider, prompt lookup, suffixes, a given text."""
+"""The sources of drafts: a provider, prompt lookup, suffixes, a given text."""

@@ -1,4 +1,4 @@
-"""One request's draft in the background, restarted wherever the answer departs from it."""
+"""One request's draft in the background, restarted when the answer departs from it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _MAX_MATCH: Final = 8  # pieces
 
 
 class BackgroundDraft:
-    """What a draft says comes next. `restart` says where the answer stands; `text` is the guess at what follows that.
+    """Holds `text`, the draft's guess at what follows the answer.
 
-    It has `ended`: because it had written as much as was requested (`is_cut`: more may follow), by itself with all that
-    it has to say (`is_complete`), or by a failure.
+    `restart` says how far the answer has got. The draft has `ended` if it has written the requested
+    number of tokens (`is_cut`: more may follow), if it has written all it has to say
+    (`is_complete`), or if it has failed.
 
-    `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
-    continue a prefix is called once, and its text realigned with the answer. `first_piece_s`: for how long calls of the
-    draft had been open when its first piece came. `max_tokens` bounds all that is drafted (None: no bound), in pieces
-    where a draft gives no ids; `timeout_s` the wait for one piece. Whoever made it calls `aclose`.
+    `changed` is called on the event loop whenever `text`, `ended` or `failure` has changed. A draft
+    that cannot continue a prefix is called once, and its text is realigned with the answer.
+    `first_piece_s` is how long calls of the draft had been open when its first piece came.
+    `max_tokens` bounds all drafted tokens (None: no bound), in pieces if a draft gives no ids.
+    `timeout_s` bounds the wait for one piece. The owner calls `aclose`.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class BackgroundDraft:
         self.first_piece_s: float | None = None
         self._clock = get_loop_clock()
         self._num_open_calls = 0
-        self._open_since_s = self._open_s = 0.0  # since when one is open, and how long some were before
+        # when the current calls began, and the total before
+        self._open_since_s = self._open_s = 0.0
         self._alarm_s: float | None = None
         self._ring: Callable[[], None] = changed
         self._alarm: asyncio.TimerHandle | None = None
@@ -68,22 +71,25 @@ class BackgroundDraft:
 
     @property
     def token_s(self) -> float:
-        """Seconds between two of the draft's tokens; 0 before it was measured."""
+        """Seconds between two of the draft's tokens; 0 before the first measurement."""
         return self._writing_s / self._num_timed if self._num_timed else 0.0
 
     def measure_drafting_s(self) -> float:
-        """For how many seconds calls of the draft have been open, up to now."""
+        """Return the seconds for which calls of the draft have been open so far."""
         return self._open_s + (self._clock() - self._open_since_s if self._num_open_calls else 0.0)
 
     def set_alarm(self, drafting_s: float, ring: Callable[[], None]) -> None:
-        """Have `ring` called as soon as `measure_drafting_s` has come to this, instead of what was set before."""
+        """Have `ring` called once `measure_drafting_s` reaches `drafting_s`.
+
+        This replaces the last alarm.
+        """
         self._alarm_s, self._ring = drafting_s, ring
         self._start_alarm()
 
     def list_piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
-        """Of each piece that ends in `text[start:end]`: where, and in seconds how long the draft took for it.
+        """List the end of each piece in `text[start:end]`, and its drafting time in seconds.
 
-        The first one of a call begins with the call.
+        The first piece of a call begins with the call.
         """
         run = self._run
         if run is None:
@@ -94,7 +100,10 @@ class BackgroundDraft:
         ]
 
     def find_token_ids(self, start: int, end: int) -> list[int] | None:
-        """The draft's own ids of `text[start:end]`; None: it does not tell them, or some are also of other text."""
+        """Return the draft's own ids of `text[start:end]`.
+
+        Returns None if the draft gives no ids, or if some ids also belong to other text.
+        """
         run = self._run
         if run is None or start >= end:
             return None
@@ -103,11 +112,11 @@ class BackgroundDraft:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing more may be drafted, or can be."""
+        """True if nothing more may be drafted, or can be."""
         return self.failure is not None or (self._max_tokens is not None and self.num_tokens >= self._max_tokens)
 
     def restart(self, answer: str, num_tokens: int) -> None:
-        """Guess `num_tokens` tokens of what follows `answer`, the text since the request's own prefix."""
+        """Draft `num_tokens` tokens after `answer`, the text since the request's own prefix."""
         self.text = ""
         if self._run is not None and not self._continues:
             self._run.align_with_answer(self._request.prefix + answer)
@@ -132,23 +141,23 @@ class BackgroundDraft:
         task.add_done_callback(self._tasks.discard)
 
     def abandon_as_late(self, failure: str) -> None:
-        """Leave the draft as one that takes too long; what it has written is all that it says."""
+        """End a draft that takes too long, for the reason `failure`; its text stays."""
         if self._run is not None and self._run.call is not None:
             self._run.call.end_with_timeout()
         self._run = None
         self.failure, self.ended, self.is_complete = failure, True, False
 
     def stop(self) -> None:
-        """End what the draft is doing, and forget what it has written; it can be restarted."""
+        """Cancel the draft's work and forget its text; it can be restarted."""
         self._cancel_current_run()
         self.text, self.ended, self.is_cut, self.is_complete = "", True, False, False
 
     async def aclose(self) -> None:
-        """End everything that runs for it; its errors are ignored."""
+        """Cancel all of its tasks and wait for them; their errors are ignored."""
         self._cancel_current_run()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _cancel_current_run(self) -> None:
         if self._run is not None and self._run.task is not None:
@@ -156,7 +165,7 @@ class BackgroundDraft:
         self._run = None
 
     def _limit_call_tokens(self, num_tokens: int) -> int:
-        """How many tokens one call may draft; a draft that writes once writes the whole answer."""
+        """Return how many tokens one call may draft: a whole answer if it writes once."""
         if not self._continues:
             num_tokens = choose_max_draft_tokens(self._request)
         return num_tokens if self._max_tokens is None else min(num_tokens, self._max_tokens - self.num_tokens)
@@ -177,7 +186,8 @@ class BackgroundDraft:
                 self._writing_s += now - last_s
                 self._num_timed += num_new
             last_s = now
-            if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
+            # moving a timer is expensive
+            if now - moved_s > 0.01 * self._timeout_s and not patience.expired():
                 patience.reschedule(now + self._timeout_s)
                 moved_s = now
             run.append_piece(piece, now - began_s)
@@ -226,24 +236,23 @@ class BackgroundDraft:
 
 
 class _DraftRun:
-    """One call of the draft and where the answer stands in what it wrote."""
+    """One call of the draft, and the answer's position in its text."""
 
     def __init__(self, prefix: str, *, writes_once: bool) -> None:
-        self.prefix = prefix.rstrip()  # chat templates strip the space after it
+        self.prefix = prefix.rstrip()  # chat templates strip trailing space
         self.written_text = ""
         self.ended = self.is_cut = self.is_complete = False
         self.task: asyncio.Task[None] | None = None
         self.call: DraftCall | None = None
         self._seam = prefix[len(self.prefix) :]
-        self._start: int | None = 0  # in what it wrote; None: not found yet
-        self._answer = ""  # where it was last realigned, of a draft that writes once
+        self._start: int | None = 0  # in the written text; None: not found yet
+        self._answer = ""  # its last alignment, if the draft writes once
         self._index = TextIndex() if writes_once else None
-        self._ends: list[int] = []  # of its pieces, in what it wrote …
-        self._times_s: list[float] = []  # … when they came, since it was called, …
-        self._token_ids: list[tuple[int, ...] | None] = []  # … and its ids, where the draft tells them
+        self._ends: list[int] = []  # where its pieces end in the written text
+        self._times_s: list[float] = []  # when they came, in seconds since the call
+        self._token_ids: list[tuple[int, ...] | None] = []  # their ids, if the draft gives them
 
     def append_piece(self, piece: DraftPiece, time_s: float) -> None:
-        """Add what it wrote."""
         self.written_text += piece.text
         self._ends.append(len(self.written_text))
         self._times_s.append(time_s)
@@ -253,9 +262,10 @@ class _DraftRun:
             self._index.update_last_text_partly(self.written_text, num_changed)
 
     def find_token_ids(self, start: int, end: int) -> list[int] | None:
-        """Its own ids of a stretch of what it wrote; None: it does not tell them, or they are not just this stretch's.
+        """Return the draft's own ids of a stretch of the written text.
 
-        Those without a text belong to what follows, as the beginnings of a character.
+        Returns None if the draft gives no ids, or if they do not match the stretch exactly. Ids
+        without text belong to the text that follows, as the beginning of a character.
         """
         first, stop = self._count_pieces_until(start), self._count_pieces_until(end)
         if first == stop or (start and self._ends[first - 1] != start) or self._ends[stop - 1] != end:
@@ -265,19 +275,19 @@ class _DraftRun:
         return [token_id for ids in known for token_id in ids] if len(known) == len(pieces) else None
 
     def _count_pieces_until(self, end: int) -> int:
-        """How many pieces end there or before, without those that are no text and follow."""
+        """Count the pieces that end at `end` or before, without empty ones that follow."""
         if not end:
             return 0
         index = bisect_left(self._ends, end)
         return index + (index < len(self._ends) and self._ends[index] == end)
 
     def iterate_piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
-        """Where its pieces end in a stretch of what it wrote, and how long each took."""
+        """Yield where the pieces in a stretch end, and how many seconds each took."""
         for index in range(self._count_pieces_until(start), self._count_pieces_until(end)):
             yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
 
     def get_text_after_answer(self) -> str:
-        """What it wrote about the text that follows the answer."""
+        """Return the written text that follows the answer."""
         if self._start is None:
             self._start = self._find_answer_end()
             if self._start is None:
@@ -294,7 +304,7 @@ class _DraftRun:
         self._answer, self._start = answer, None
 
     def _find_answer_end(self) -> int | None:
-        """Where the answer ends in what was written; None: nowhere, or not yet."""
+        """Return where the answer ends in the written text, or None if it does not, or not yet."""
         if self.written_text.startswith(self._answer):
             return len(self._answer)
         if self._index is None or self._answer.startswith(self.written_text):

@@ -1,9 +1,10 @@
-"""CopyDraft: the text drafts of one request that are copied from text, by whatever rule.
+"""CopyDraft: a draft of one request that copies text, by any rule.
 
-A `TextIndex` keeps the pieces of a conversation for one request, and where each occurred. Text is read in steps of some
-hundred pieces, with a turn of the event loop between two of them: a conversation of 100,000 words takes tenths of a
-second, and no request should wait so long for another. It is read once: the answer grows at its end, and where the next
-call's answer differs from the last one's (a guess that proved wrong), it is cut back to what both share.
+A `TextIndex` keeps the pieces of one request's conversation, and where each occurred. It reads text
+in steps of some hundred pieces, with a turn of the event loop between two steps: a conversation of
+100,000 words takes tenths of a second, and no other request should wait that long. It reads the
+text once. The answer grows at its end; if the next call's answer differs from the last one's (a
+guess was wrong), the index is cut back to their common part.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 
 
 class CopyDraft:
-    """A `DraftProvider` for one request; `copy_pieces(request, max_tokens)` gives the pieces of each call."""
+    """A `DraftProvider` for one request; `copy_pieces(request, max_tokens)` returns the pieces."""
 
     capabilities = DraftCapabilities(is_free=True)
 
@@ -45,17 +46,17 @@ class CopyDraft:
             yield pieces
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: it holds no resources."""
 
 
 class TextIndex:
-    """Texts in pieces, the last of which may grow or be cut back; joined, `pieces` are the texts."""
+    """Texts in pieces; the last text may grow or be cut back. Joined, `pieces` are the texts."""
 
     def __init__(self) -> None:
         self._occurrences = OccurrenceIndex[str]()
-        self._start = 0  # of the last text, in pieces
+        self._start = 0  # where the last text begins, in pieces
         self._text = ""
-        self._ends = array("q")  # of its pieces, in characters
+        self._ends = array("q")  # where its pieces end, in characters
 
     @property
     def pieces(self) -> Sequence[str]:
@@ -63,11 +64,17 @@ class TextIndex:
         return self._occurrences.items
 
     def find_longest_match(self, tail: Sequence[str], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
-        """Where the longest end of `tail` occurred that anything followed, of at most `max_match` pieces."""
+        """Return where the longest end of `tail` occurred before, with something after it.
+
+        It has `min_match` to `max_match` pieces. Returns None if there is no match.
+        """
         return self._occurrences.find_longest_match(tail, max_match, min_match)
 
     def find_match_end(self, tail: Sequence[str], max_match: int) -> int | None:
-        """Where in the last text, in characters, the latest match of the longest end of `tail` ends."""
+        """Return where the latest match of the longest end of `tail` ends in the last text.
+
+        The place is in characters. Returns None if there is no match.
+        """
         found = self._occurrences.find_longest_match(tail, max_match)
         return None if found is None else self._ends[found.positions[-1] - self._start - 1]
 
@@ -76,8 +83,12 @@ class TextIndex:
         await _run_steps_yielding_to_loop(lambda: self.update_last_text_partly(text, PIECES_PER_LOOP_TURN))
 
     def update_last_text_partly(self, text: str, max_pieces: int) -> bool:
-        """Read at most `max_pieces` (2 or more) pieces of the last text, which is now `text`; whether that is all."""
-        # What is read stays where it is followed by a character that both texts share: it shows that a piece has ended.
+        """Read at most `max_pieces` (2 or more) pieces of the last text, which is now `text`.
+
+        Returns True if all of it has been read.
+        """
+        # A piece is kept if a character that both texts share follows it: this shows that the piece
+        # has ended.
         num_kept = bisect_left(self._ends, _count_common_prefix_characters(self._text, text))
         self._occurrences.truncate(self._start + num_kept)
         del self._ends[num_kept:]
@@ -95,12 +106,15 @@ class TextIndex:
         self.begin_text()
 
     def begin_text(self) -> None:
-        """Begin another text; the one before stays as it is."""
+        """Begin another text; the one before stays unchanged."""
         self._start, self._text, self._ends = len(self._occurrences.items), "", array("q")
 
 
 class ConversationIndex(TextIndex):
-    """The messages of one request, and the answer so far as the last text; before them what its tools' calls hold."""
+    """One request's conversation, with the answer so far as the last text.
+
+    The texts in its tool calls come before the messages.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,9 +122,9 @@ class ConversationIndex(TextIndex):
         self._unread: deque[str] = deque()
 
     async def index_request(self, request: ChatRequest) -> None:
-        """Bring it in line with a request's messages and prefix, in steps. Other messages start it over.
+        """Update the index to a request's messages and prefix, in steps.
 
-        Cancelled, it goes on where it was with the next call.
+        Other messages start it over. If it is cancelled, the next call continues where it stopped.
         """
         await _run_steps_yielding_to_loop(lambda: self._index_next_pieces(request))
 
@@ -132,13 +146,13 @@ class ConversationIndex(TextIndex):
 
 
 async def _run_steps_yielding_to_loop(step: Callable[[], bool]) -> None:
-    """Take steps until one is the last, with a turn of the event loop after each."""
+    """Take steps until one returns True, with a turn of the event loop after each."""
     while not step():  # noqa: ASYNC110 - nothing is waited for: others have their turn
         await asyncio.sleep(0)
 
 
 def _count_common_prefix_characters(a: str, b: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return how many leading characters two texts share."""
     if a is b or b.startswith(a):
         return len(a)
     return bisect_left(range(1, min(len(a), len(b)) + 1), 1, key=lambda num: a[:num] != b[:num])

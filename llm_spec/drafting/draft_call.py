@@ -14,24 +14,27 @@ from llm_spec.measure.tokens import count_piece_tokens, split_into_pieces
 
 __all__ = ["DraftCall", "choose_max_draft_tokens"]
 
-_DEFAULT_ANSWER_TOKENS: Final = 4096  # tokens, where the request sets no limit …
-_MAX_ANSWER_TOKENS: Final = 16_384  # … and where it sets one that limits nothing, as a large budget does
-_PIECES_PER_LOOP_TURN: Final = 64  # read between two turns of the event loop, from a draft that has them all ready
-_TOKEN_PIECES: Final = 2  # in a token at most: `):` is two pieces of text, and often one token
+_DEFAULT_ANSWER_TOKENS: Final = 4096  # for requests without a limit
+_MAX_ANSWER_TOKENS: Final = 16_384  # for requests with a limit that is too high to matter
+# read between two turns of the event loop, from a draft that has them all ready
+_PIECES_PER_LOOP_TURN: Final = 64
+# pieces of text in one token at most: `):` is two pieces, and often one token
+_TOKEN_PIECES: Final = 2
 
 
 class DraftCall:
-    """One call of a draft for at most `max_tokens` tokens; what it writes beyond them is not used, and it is left.
+    """One call of a draft for at most `max_tokens` tokens; it drops any further output.
 
-    Tokens are counted by their ids. Of text without ids each item is a token or more. It is counted in pieces, of which
-    a token may have two: it is cut at twice as many, and at `max_pieces` in any case.
+    Tokens are counted by their ids. Text without ids is counted in pieces, at least one for each
+    item. A token may have two pieces, so such text is cut at `2 * max_tokens` pieces, and at
+    `max_pieces` in any case.
     """
 
     def __init__(
         self, draft: DraftProvider, request: ChatRequest, max_tokens: int, *, max_pieces: int | None = None
     ) -> None:
-        self.num_tokens = 0  # written so far, with those beyond the limit
-        self._num_delivered_tokens = 0  # pieces that the draft gave
+        self.num_tokens = 0  # written so far, including those beyond the limit
+        self._num_delivered_tokens = 0  # pieces from the draft
         self._draft = draft
         self._request = request
         self._max_tokens = max_tokens
@@ -39,24 +42,26 @@ class DraftCall:
         if max_pieces is not None:
             self._max_pieces = min(self._max_pieces, max_pieces)
         self._has_ended = self._is_over = False
-        self._patience: asyncio.Timeout | None = None  # while its draft is being read
+        self._patience: asyncio.Timeout | None = None  # set while the draft is being read
         self._task: asyncio.Task[object] | None = None
         self._finish_reason: FinishReason | None = None
 
     @property
     def has_reached_max_tokens(self) -> bool:
-        """Whether it wrote as much as was requested."""
+        """True if it wrote as many tokens as requested."""
         return self._is_over or self.num_tokens >= self._max_tokens
 
     @property
     def is_complete(self) -> bool:
-        """Whether the draft came to an end of its own."""
+        """True if the draft ended by itself."""
         return self._has_ended and not self.has_reached_max_tokens and self._finish_reason != "length"
 
     async def read_pieces(self, on_piece: Callable[[DraftPiece, int], None]) -> None:
-        """Read it to its end or limit; `on_piece` gets each piece, within the limit, and how many tokens were written.
+        """Read the call to its end or limit.
 
-        Raises whatever the draft raises. CancelledError without a cancelled request becomes DraftError.
+        `on_piece` gets each piece within the limit, and how many tokens the draft wrote for it.
+        Raises whatever the draft raises. CancelledError becomes DraftError unless the request was
+        cancelled.
         """
         task = self._task = asyncio.current_task()
         num_cancelling = 0 if task is None else task.cancelling()
@@ -66,10 +71,13 @@ class DraftCall:
         except asyncio.CancelledError as error:
             if task is None or task.cancelling() > num_cancelling:
                 raise
-            raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
+            raise DraftError("the draft was cancelled, but the request was not") from error
 
     def end_with_timeout(self) -> None:
-        """Too slow: end `read_pieces`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
+        """End `read_pieces` because the draft is too slow.
+
+        The draft sees TimeoutError, so that its circuit breaker counts a failure.
+        """
         patience, self._patience = self._patience, None
         if patience is not None:
             patience.reschedule(0.0)
@@ -94,7 +102,7 @@ class DraftCall:
                 self._patience = None
 
     def _cut_and_count_piece(self, piece: DraftPiece) -> tuple[DraftPiece, int]:
-        """What may be used of a piece, and how many tokens it is."""
+        """Return the usable part of a piece, and how many tokens the piece has."""
         self._finish_reason = piece.finish_reason or self._finish_reason
         self._num_delivered_tokens += piece.finish_reason is None
         has_room = self._num_delivered_tokens <= self._max_tokens
@@ -102,7 +110,7 @@ class DraftCall:
         num_left = max(0, limit - self.num_tokens) if has_room else 0
         num_new = count_piece_tokens(piece) or len(
             split_into_pieces(piece.text)
-        )  # ids may be none although there is text
+        )  # ids may be missing although there is text
         self.num_tokens += num_new
         self._is_over = num_new > num_left or not has_room
         if self._is_over:
@@ -111,5 +119,5 @@ class DraftCall:
 
 
 def choose_max_draft_tokens(request: ChatRequest, default: int = _DEFAULT_ANSWER_TOKENS) -> int:
-    """How many tokens to request of a draft of a whole answer."""
+    """Return how many tokens to request for a draft of a whole answer."""
     return min(request.max_tokens or default, _MAX_ANSWER_TOKENS)

@@ -1,12 +1,13 @@
-"""The forms in which a model may write an agent's texts again, and that its prompt does not have.
+"""Finds forms in which a model may repeat an agent's texts and that its prompt does not have.
 
-A file that a tool read stands in the prompt as it is. A call that writes it has it as a JSON string, whose escaped line
-breaks and quotes are other tokens; a unified diff has a sign before each line. What a call wrote stands in the prompt
-escaped, and an answer shows it as it is. Line numbers, which tools put before a file's lines, nobody writes again.
+The prompt holds a file that a tool read as plain text. A call that writes it holds it as a JSON
+string, in which line breaks and quotes are escaped and become other tokens. A unified diff has a
+sign before each line. What a call wrote is escaped in the prompt, and an answer shows it unescaped.
+Tools put line numbers before a file's lines, which models do not repeat.
 
-An answer that follows an earlier text in such a form is found as follows. Encoding and indexing take a millisecond for
-about 1,000 characters. So it is done in steps, one a proposal, the newest text first, only for an answer that has begun
-to write such a form (`_SIGNS`), and not while a long match is known.
+Encoding and indexing take a millisecond for about 1,000 characters. So it is done in steps, one for
+each proposal, the newest text first. It is done only for an answer that has begun to write such a
+form (`_SIGNS`), and only while no long match is known.
 """
 
 from __future__ import annotations
@@ -32,24 +33,26 @@ __all__ = [
     "uses_tools",
 ]
 
-_MAX_CHARACTERS: Final = 65_536  # of the texts that are read, the newest first; of one that is too long, its end
-_LINE_NUMBER: Final = re.compile(r"^ *\d+(?:\t|→|:|\| )", re.MULTILINE)  # cat -n, and what agents' own tools write
+# limit of the texts that are read, newest first; a text beyond it is cut to its end
+_MAX_CHARACTERS: Final = 65_536
+# as `cat -n` and agents' own tools write them
+_LINE_NUMBER: Final = re.compile(r"^ *\d+(?:\t|→|:|\| )", re.MULTILINE)
 
 
 def uses_tools(request: ChatRequest) -> bool:
-    """Whether anything of a request was, or may be, written in another form: it has tools, or results of some."""
+    """Return True if texts of a request may be written in another form: it has tools or results."""
     return bool(request.tools) or any(message.role == "tool" for message in request.messages)
 
 
 def escape_for_json_string(text: str) -> str:
-    """A text as it stands between the quotes of a JSON string; characters that are not ASCII stay."""
+    """Return a text as it stands between the quotes of a JSON string; non-ASCII characters stay."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def iterate_json_escaped_texts(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
-    """The texts of messages (the system's left out) as they stand in a JSON string, the newest first.
+    """Yield messages' texts (not the system's) as in a JSON string, the newest first.
 
-    Those that escaping leaves as they are in the prompt are left out.
+    Texts that escaping does not change are left out: they are in the prompt.
     """
     for text in _take_last_characters(_iterate_message_texts(request), max_characters):
         escaped = escape_for_json_string(_remove_line_numbers(text))
@@ -58,16 +61,17 @@ def iterate_json_escaped_texts(request: ChatRequest, max_characters: int = _MAX_
 
 
 def iterate_diff_marked_texts(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
-    """The texts of messages (the system's left out) as a diff repeats lines that stay, the newest first."""
+    """Yield messages' texts (not the system's) as unchanged lines of a diff, newest first."""
     for text in _take_last_characters(_iterate_message_texts(request), max_characters):
         if "\n" in text:
             yield _remove_line_numbers(text).replace("\n", "\n ")
 
 
 def iterate_unescaped_tool_texts(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
-    """The strings in calls' arguments and in JSON results as they are without escapes, the newest first.
+    """Yield the strings in calls' arguments and JSON results without escapes, the newest first.
 
-    Also results without their line numbers. Those that stand in the prompt as they are are left out.
+    Results that are not JSON come without their line numbers. Texts that the prompt already has in
+    this form are left out.
     """
     room = max_characters
     for source in _iterate_tool_texts(request):
@@ -88,7 +92,7 @@ def _iterate_message_texts(request: ChatRequest) -> Iterator[str]:
 
 
 def _iterate_tool_texts(request: ChatRequest) -> Iterator[str]:
-    """Results and calls' arguments, the newest first."""
+    """Yield results and calls' arguments, the newest first."""
     return chain.from_iterable(_list_tool_texts(message) for message in reversed(request.messages))
 
 
@@ -114,7 +118,7 @@ def _parse_json_or_none(text: str) -> Any:
 
 
 def _iterate_json_strings(value: object) -> Iterator[str]:
-    """The strings in a JSON value, in order; `json` bounds how deep it is."""
+    """Yield the strings in a JSON value, in order; `json` bounds its depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -126,34 +130,36 @@ def _iterate_json_strings(value: object) -> Iterator[str]:
 
 
 def _remove_line_numbers(text: str) -> str:
-    """A text whose lines are mostly numbered, without the numbers; another one as it is."""
+    """Remove line numbers from a text whose lines are mostly numbered."""
     stripped, num_numbers = _LINE_NUMBER.subn("", text)
     return stripped if num_numbers > text.count("\n") // 2 else text
 
 
-# What a proposal was copied from: prompt and answer, a form of an earlier text, or an earlier answer
+# Where a proposal was copied from: prompt and answer, a form of an earlier text, or an earlier
+# answer
 DraftSource: TypeAlias = Literal["context", "forms", "answers"]
 
 _STEP_CHARACTERS: Final = 4096
 _SURE: Final = estimate_copy_confidence(8)
-_TAIL: Final = 8  # tokens of the answer by which its place is found at first
+_TAIL: Final = 8  # last tokens of the answer that locate it at first
 _SIGN_LENGTH: Final = 4  # characters at most
 _SIGNS: Final[Mapping[re.Pattern[str], Callable[[ChatRequest], Iterator[str]]]] = {
     re.compile(r"\\"): iterate_json_escaped_texts,
-    re.compile(r"\n\w"): iterate_unescaped_tool_texts,  # calls' own marks have no line that begins with a word
+    # the marks of calls have no line that begins with a word
+    re.compile(r"\n\w"): iterate_unescaped_tool_texts,
     re.compile(r"\n@@"): iterate_diff_marked_texts,
     re.compile(r"\\n@@"): lambda request: map(escape_for_json_string, iterate_diff_marked_texts(request)),
 }
 
 
 class ReformattedTextDrafter:
-    """One request's forms, and the answer's place in them."""
+    """The forms of one request's texts, and the answer's position in them."""
 
     def __init__(self, request: ChatRequest, tokenizer: Tokenizer, num_prompt_tokens: int) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._num_read = num_prompt_tokens
-        self._signs = dict(_SIGNS)  # not seen yet
+        self._signs = dict(_SIGNS)  # those not seen yet
         self._unread: Iterator[str] = iter(())
         self._text = ""  # the answer's end
         self._follower: SequenceFollower[int] | None = None
@@ -162,11 +168,11 @@ class ReformattedTextDrafter:
     def open_for_request(
         cls, request: ChatRequest | None, tokenizer: Tokenizer, num_prompt_tokens: int
     ) -> ReformattedTextDrafter | None:
-        """The forms of a request that has tools; None: nothing has another form."""
+        """Open the forms of a request, or return None if nothing has another form."""
         return None if request is None or not uses_tools(request) else cls(request, tokenizer, num_prompt_tokens)
 
     def propose(self, context_ids: Sequence[int], confidence: float) -> Iterator[DraftToken] | None:
-        """What follows, where a form is surer of it than `confidence`; to be called in every round."""
+        """Propose what follows if a form is surer than `confidence`; call it in every round."""
         new = context_ids[self._num_read :]
         self._num_read = len(context_ids)
         self._queue_forms_hinted_by_answer(new)
@@ -192,7 +198,7 @@ class ReformattedTextDrafter:
         self._text = text[-_SIGN_LENGTH:]
 
     def _index_next_queued_texts(self) -> None:
-        """Read some thousand characters of what is needed, if there is more."""
+        """Read the next step of the queued texts, if there is one."""
         text = next(self._unread, None)
         if text is not None:
             self._follower = self._follower or SequenceFollower()
@@ -200,6 +206,6 @@ class ReformattedTextDrafter:
 
 
 def _split_texts_into_steps(texts: Iterable[str]) -> Iterator[str]:
-    """Texts in steps."""
+    """Split texts into steps."""
     for text in texts:
         yield from (text[start : start + _STEP_CHARACTERS] for start in range(0, len(text), _STEP_CHARACTERS))

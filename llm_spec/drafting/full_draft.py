@@ -1,4 +1,4 @@
-"""FullDraft: what a draft writes when it is let write to its end, in the background."""
+"""FullDraft: a draft that writes to its end in the background."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 
 __all__ = ["FullDraft"]
 
-_DRAFT_TOKENS: Final = 1024  # where the request sets no limit
+_DRAFT_TOKENS: Final = 1024  # for requests without a limit
 
 
 class FullDraft:
-    """What a draft has written so far; `failure` says what went wrong, None: nothing.
+    """The text that a draft has written so far; `failure` is its error, or None.
 
-    It may write `max_tokens`, and be silent for `timeout_s`.
+    It may write `max_tokens` tokens, and be silent for `timeout_s` seconds.
     """
 
     def __init__(self, draft: DraftProvider, request: ChatRequest, *, max_tokens: int | None, timeout_s: float) -> None:
@@ -29,7 +29,7 @@ class FullDraft:
         if max_tokens is not None:
             self._max_tokens = min(self._max_tokens, max_tokens)
         self._patience_s = timeout_s
-        request = replace(request, top_logprobs=None)  # of the answer
+        request = replace(request, top_logprobs=None)  # log-probabilities are only for the answer
         self._call = DraftCall(draft, request, self._max_tokens, max_pieces=max_tokens)
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
@@ -38,7 +38,7 @@ class FullDraft:
 
     @asynccontextmanager
     async def read_in_background(self) -> AsyncGenerator[None]:
-        """Let the draft write while the context is open; at its end it is closed."""
+        """Let the draft write while the context is open, and close it then."""
         self._task = asyncio.create_task(self._read_draft_call())
         try:
             yield
@@ -47,7 +47,11 @@ class FullDraft:
             await asyncio.wait([self._task])
 
     async def wait_for_end(self, timeout_s: float, late_message: str) -> None:
-        """Wait for its end; a draft that takes longer fails as `late_message`, and what it writes later is not used."""
+        """Wait for the draft's end.
+
+        If it takes longer than `timeout_s`, it fails with `late_message`, and its later text is not
+        used.
+        """
         if self._task is None:
             return
         _, unfinished = await asyncio.wait([self._task], timeout=timeout_s)
@@ -66,7 +70,8 @@ class FullDraft:
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
             self._record_failure_unless_abandoned(format_error_line(error))
 
-    def _add_text_unless_abandoned(self, piece: DraftPiece, _: int) -> None:  # the call counts tokens
+    # the call counts tokens
+    def _add_text_unless_abandoned(self, piece: DraftPiece, _: int) -> None:
         if not self._is_abandoned:
             self.text += piece.text
 

@@ -1,4 +1,7 @@
-"""Prompt lookup: what followed the same words before probably follows them again (code, quotes, edits, lists)."""
+"""Prompt lookup: text that repeats earlier words often continues as it did then.
+
+It helps with code, quotes, edits and lists.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
 
 
 class PromptLookup(RequestOptionalDrafter):
-    """Draft by copying what followed the latest occurrence of the longest matching end of the conversation.
+    """Draft by copying what followed the latest occurrence of the conversation's end.
 
-    A `DraftProvider` and `TokenDrafter` that costs next to nothing; `min_ngram` to `max_ngram` items must match. Of a
-    request with tools it also copies what the prompt has in another form: files as they stand in a call's arguments.
+    It uses the longest end that matches, of `min_ngram` to `max_ngram` items. A `DraftProvider` and
+    `TokenDrafter` that costs almost nothing. In requests with tools it also copies texts that the
+    prompt has in another form, such as files in a call's arguments.
     """
 
     name = "lookup"
@@ -52,9 +56,9 @@ class PromptLookup(RequestOptionalDrafter):
         return CopyDraft(self.name, copy_pieces)
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: it holds no resources."""
 
-    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
+    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary
         return None
 
     def open_token_draft_for_request(
@@ -87,12 +91,12 @@ class _LookupTokenDraft:
             yield from following
         elif found is not None:
             start, num_matching = found
-            # what is copied is followed by its own beginning: so a repetition goes on for longer than it is old
+            # The copy is cyclic: a repetition continues for longer than it has lasted.
             for offset, token_id in enumerate(cycle(self._index.items[start:])):
                 yield DraftToken(token_id, estimate_copy_confidence(num_matching + offset))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: it holds no resources."""
 
 
 def _load_prompt_lookup(model: str, base_url: str | None) -> PromptLookup:

@@ -1,9 +1,9 @@
-"""Where a sequence's end has occurred before: what prompt lookup and given texts rest on.
+"""Finds earlier occurrences of a sequence's end, for prompt lookup and given texts.
 
-Sequences are long, searched now and then, and sometimes cut back. Only single items are indexed. A search starts from
-the rarest of the last items and compares around each place where that one occurred, so an item costs one entry, not one
-for every n-gram that ends with it. The places of an item are a chain through one array. So few objects are made that
-neither the garbage collector nor dropping it all takes long.
+Sequences are long, rarely searched, and sometimes cut back. Only single items are indexed. A search
+starts from the rarest of the last items, and compares around each place where it occurred. So an
+item costs one entry, not one for every n-gram that ends with it. The places of an item are a chain
+through one array. So there are few objects, and garbage collection and deletion are fast.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ __all__ = [
 
 T = TypeVar("T", bound=Hashable)
 
-_MAX_PLACES: Final = 256  # the latest places of an item that are compared: bounds a search where every item is frequent
+# how many of an item's latest places are compared: bounds a search in which every item is frequent
+_MAX_PLACES: Final = 256
 
 
 class OccurrenceMatch(NamedTuple):
-    """The longest end of a sequence that occurred: `length` items, followed by those at `positions`, in order."""
+    """The longest end that occurred: `length` items, followed by those at `positions`, in order."""
 
     length: int
     positions: list[int]
@@ -38,16 +39,14 @@ class OccurrenceIndex(Generic[T]):
     def __init__(self) -> None:
         self.items: list[T] = []
         self._counts: dict[T, int] = {}
-        self._latest: dict[T, int] = {}  # the last place of each item …
-        self._previous = array("q")  # … and of each place the one before it with the same item; -1: there is none
+        self._latest: dict[T, int] = {}  # the last place of each item
+        self._previous = array("q")  # for each place, the previous place of its item, or -1
 
     def extend(self, items: Iterable[T]) -> None:
-        """Append items."""
         for item in items:
             self.append(item)
 
     def append(self, item: T) -> None:
-        """Append an item."""
         previous = self._latest.get(item, -1)
         if previous >= 0:
             item = self.items[previous]  # equal items are one object
@@ -69,13 +68,14 @@ class OccurrenceIndex(Generic[T]):
                 self._counts[item] -= 1
 
     def find_longest_match(self, tail: Sequence[T], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
-        """Where the longest end of `tail` occurred that anything followed; None: no end of `min_match` items did.
+        """Find where the longest end of `tail` occurred with something after it.
 
-        At most `max_match` items are matched. Exact unless each of them occurred more than 256 times.
+        Returns None if no end of `min_match` items did. At most `max_match` items are matched. The
+        result is exact unless each of them occurred more than 256 times.
         """
         counts = self._count_occurrences(tail, max_match)
         while len(counts) >= min_match:
-            num_after = counts.index(min(counts))  # of the tail, after the rarest item
+            num_after = counts.index(min(counts))  # items of the tail after the rarest one
             found = self._find_match_with_last_items(tail, num_after, len(counts))
             if found is not None:
                 return found if found.length >= min_match else None
@@ -83,7 +83,7 @@ class OccurrenceIndex(Generic[T]):
         return None
 
     def _count_occurrences(self, tail: Sequence[T], max_match: int) -> list[int]:
-        """How often each of the last items occurred, the last one first, up to one that never did."""
+        """Return how often the last items occurred, the last first, up to one that never did."""
         counts: list[int] = []
         for item in reversed(tail[-max_match:]):
             count = self._counts.get(item)
@@ -93,7 +93,7 @@ class OccurrenceIndex(Generic[T]):
         return counts
 
     def _find_match_with_last_items(self, tail: Sequence[T], num_after: int, max_match: int) -> OccurrenceMatch | None:
-        """The longest match that includes the item before the last `num_after` ones."""
+        """Find the longest match that includes the item before the last `num_after` ones."""
         items, length = self.items, num_after + 1
         after = list(tail[len(tail) - num_after :])
         positions = [
@@ -112,7 +112,7 @@ class OccurrenceIndex(Generic[T]):
         return OccurrenceMatch(length, [place + length for place in reversed(positions)])
 
     def _find_latest_positions(self, item: T) -> list[int]:
-        """The latest places of an item, the last one first."""
+        """Return the latest places of an item, the last one first."""
         positions: list[int] = []
         place = self._latest.get(item, -1)
         while place >= 0 and len(positions) < _MAX_PLACES:
@@ -122,31 +122,36 @@ class OccurrenceIndex(Generic[T]):
 
 
 _FOLLOWED_NGRAM: Final = 8
-# Of a match that is found after a difference, measured on edited source files
-_NEAR: Final = 32  # items from where the answer would stand
+# For a match after a difference, measured on edited source files
+_NEAR: Final = 32  # items from the expected position
 _MIN_FAR_MATCH: Final = 3
 _MAX_REPLACED: Final = 4
 _MATCHING_AT_FIRST: Final = 2
-# A guess after n matching items is right in about 1 - 0.6 / n of cases (measured on the built-in pair: .43, .59, .78,
-# .88, then .95 and more); it is a first estimate, the lookahead learns the true rates.
+# A guess after n matching items is right in about 1 - 0.6 / n of cases (measured on the built-in
+# pair: 0.43, 0.59, 0.78, 0.88, then 0.95 and more). This is a first estimate; the lookahead learns
+# the true rates.
 _MISMATCH_FACTOR: Final = 0.6
 _CONFIDENCE_WITHOUT_MATCH: Final = 0.3
 
 
 class NgramIndex(Generic[T]):
-    """A growing sequence (token ids, words) that finds what followed its own or another sequence's last items before.
+    """A growing sequence (token ids, words) that finds what followed an earlier equal end.
 
-    The longest match wins, up to `max_ngram` items and at least `min_ngram`; among equals the latest. Adding an item
-    and searching each cost at most `max_ngram` dictionary look-ups.
+    The longest match of `min_ngram` to `max_ngram` items wins; among equals the latest. Adding an
+    item and searching each cost at most `max_ngram` dictionary look-ups.
     """
 
     def __init__(self, max_ngram: int, min_ngram: int = 1) -> None:
         self.items: list[T] = []
         self._sizes = range(max_ngram, min_ngram - 1, -1)
-        self._ends: dict[tuple[T, ...], int] = {}  # n-gram -> index of the item after its latest occurrence
+        # n-gram -> index of the item after its latest occurrence
+        self._ends: dict[tuple[T, ...], int] = {}
 
     def extend(self, items: Sequence[T]) -> None:
-        """Append items. The n-grams that end with the very last item become findable once something follows them."""
+        """Append items.
+
+        N-grams that end with the last item can be found once an item follows them.
+        """
         for item in items:
             end = len(self.items)
             for size in self._sizes:
@@ -155,7 +160,10 @@ class NgramIndex(Generic[T]):
             self.items.append(item)
 
     def find_continuation(self, tail: Sequence[T]) -> tuple[int, int] | None:
-        """Index of the item that followed the longest indexed end of `tail`, and that end's length; None: no match."""
+        """Return the index of the item after the longest indexed end of `tail`, and its length.
+
+        Returns None if there is no match.
+        """
         for size in self._sizes:
             if size <= len(tail):
                 at = self._ends.get(tuple(tail[len(tail) - size :]))
@@ -165,10 +173,11 @@ class NgramIndex(Generic[T]):
 
 
 class SequenceFollower(Generic[T]):
-    """Where an answer stands in a given sequence: straight on while they agree, else after the longest match.
+    """The position of an answer in a given sequence.
 
-    Of several matches the nearest to where the answer would stand wins. Just after a difference, a short match far away
-    is not believed: an item was replaced, as it seems, and the sequence goes on after it.
+    It moves straight on while both agree, otherwise to the end of the longest match. Of several
+    matches the nearest to the expected position wins. Just after a difference, a short match far
+    away is ignored: an item was probably replaced, and the sequence continues after it.
     """
 
     def __init__(self, items: Sequence[T] = ()) -> None:
@@ -177,9 +186,11 @@ class SequenceFollower(Generic[T]):
         self.extend(items)
         self._tail: list[T] = []  # the answer's last items
         self._at: int | None = 0
-        self._expected = 0  # where the answer would stand if items were replaced one by one since the last difference
+        # the position if items have been replaced one by one since the last difference
+        self._expected = 0
         self._num_since_difference = 0
-        # items before the current place that are the answer's last ones; at first: answers tend to begin as they should
+        # The items before the current place that match the answer's last ones. It starts above 0,
+        # because answers tend to begin as expected.
         self.num_matching = _MATCHING_AT_FIRST
 
     def extend(self, items: Sequence[T]) -> None:
@@ -187,7 +198,10 @@ class SequenceFollower(Generic[T]):
         self._occurrences.extend(items)
 
     def advance(self, new: Sequence[T]) -> int | None:
-        """Index of the item that should come after the answer, which grew by `new` items; None: lost."""
+        """Return the index of the item expected after the answer, which grew by `new` items.
+
+        Returns None if the position is lost.
+        """
         self._tail = [*self._tail, *new][-_FOLLOWED_NGRAM:]
         num_equal = 0 if self._at is None else _count_equal_items(self.items, self._at, new)
         if self._at is not None:
@@ -214,10 +228,10 @@ class SequenceFollower(Generic[T]):
 
 
 def estimate_copy_confidence(num_matching: int) -> float:
-    """How sure a guess is that is copied from after `num_matching` matching items."""
+    """Estimate how likely a guess is right that was copied after `num_matching` matching items."""
     return 1 - _MISMATCH_FACTOR / num_matching if num_matching else _CONFIDENCE_WITHOUT_MATCH
 
 
 def _count_equal_items(items: Sequence[T], start: int, new: Sequence[T]) -> int:
-    """How many of the new items stand in `items` from `start` on."""
+    """Return how many of the new items stand in `items` from `start` on."""
     return next((i for i, item in enumerate(new) if start + i >= len(items) or items[start + i] != item), len(new))

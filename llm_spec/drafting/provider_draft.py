@@ -20,11 +20,15 @@ from llm_spec.local.caches import prefill_prompt
 
 __all__ = ["ProviderDraft"]
 
-_MAX_UNREAD: Final = 64  # tokens to read in one pass: a wider one would need much memory for logits that are not used
+# tokens read in one pass: more would need much memory for logits that are not used
+_MAX_UNREAD: Final = 64
 
 
 class ProviderDraft:
-    """Let a provider draft. Where its model runs in this process, it proposes token ids to targets of its tokenizer."""
+    """Uses a provider as draft.
+
+    If its model runs in this process, it proposes token ids to targets with the same tokenizer.
+    """
 
     def __init__(self, provider: LlmProvider) -> None:
         self._provider = provider
@@ -35,7 +39,7 @@ class ProviderDraft:
 
     @property
     def capabilities(self) -> DraftCapabilities:
-        """Those of the provider's model."""
+        """The capabilities of the provider's model."""
         can = self._provider.capabilities
         return DraftCapabilities(continues_prefix=can.continue_prefix, token_model=can.token_model)
 
@@ -52,7 +56,8 @@ class ProviderDraft:
         )
         model = self.capabilities.token_model
         if model is not None:
-            from llm_spec.local.answer import stream_token_model  # needs numpy, which such a model has
+            # needs numpy, which such a model has
+            from llm_spec.local.answer import stream_token_model
 
             async with (
                 stream_token_model(model, request, exact=False) as events,
@@ -67,7 +72,10 @@ class ProviderDraft:
             yield pieces
 
     def for_request(self) -> DraftProvider:
-        """Itself; of a model in this process each call waits for the one before it, with whose cache it goes on."""
+        """Return itself, or for a local model a draft that makes one call at a time.
+
+        Each call then reuses the cache of the one before it.
+        """
         return self if self.capabilities.token_model is None else _SerialDraft(self)
 
     async def aclose(self) -> None:
@@ -92,7 +100,7 @@ class ProviderDraft:
 
 
 class _SerialDraft(WrappedDraft):
-    """One call at a time: one that is left ends within a forward pass, and its cache is free then."""
+    """Makes one call at a time; a cancelled call ends within a forward pass and frees its cache."""
 
     def __init__(self, draft: DraftProvider) -> None:
         super().__init__(draft)
@@ -104,22 +112,26 @@ class _SerialDraft(WrappedDraft):
             yield pieces
 
     async def aclose(self) -> None:
-        """Nothing to do: it is another one's."""
+        """Do nothing: the wrapped draft is not its own."""
 
 
 class _ModelTokenDraft:
-    """Drafting with a cache of its own, which keeps whatever of it the target has confirmed."""
+    """Drafts with a cache of its own, and keeps the part of it that the target has confirmed."""
 
     def __init__(self, model: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> None:
         if len(prompt_ids) >= model.context_length:
-            raise DraftError(f"the prompt has {len(prompt_ids)} tokens; {model.name} takes {model.context_length}")
+            raise DraftError(
+                f"the prompt has {len(prompt_ids)} tokens; {model.name} takes fewer than {model.context_length}"
+            )
         if max(prompt_ids, default=0) >= model.vocab_size:
-            raise DraftError(f"the prompt has token {max(prompt_ids)}; {model.name} has {model.vocab_size}")
+            raise DraftError(
+                f"the prompt has token {max(prompt_ids)}; {model.name} has tokens 0 to {model.vocab_size - 1}"
+            )
         self._context_length = model.context_length
         self._vocab_size = model.vocab_size
         self._choose_and_check_finite = choose
         self._cached_ids = list(prompt_ids[:-1])
-        self._num_confirmed = len(self._cached_ids)  # of them, by the context as it was read last
+        self._num_confirmed = len(self._cached_ids)  # how many of them the last context confirmed
         self._session = model.open(exact=False)
         try:
             prefill_prompt(self._session, self._cached_ids)
@@ -132,7 +144,7 @@ class _ModelTokenDraft:
         ids = list(context_ids)
         unread = ids[len(self._cached_ids) :]
         if max(unread) >= self._vocab_size:
-            return  # a padding column of the target's, which this model does not have
+            return  # a padding column of the target, which this model does not have
         while len(unread) > _MAX_UNREAD:  # after a pause
             self._session.forward(unread[:_MAX_UNREAD], num_rows=1)
             self._cached_ids += unread[:_MAX_UNREAD]
@@ -149,7 +161,10 @@ class _ModelTokenDraft:
         self._session.close()
 
     def _truncate_to_shared_prefix(self, context_ids: Sequence[int]) -> None:
-        """Cut the cache back to what it shares with the context, at least one token of which must be left to read."""
+        """Cut the cache back to the prefix shared with the context.
+
+        At least one token of the context must be left to read.
+        """
         limit = min(len(self._cached_ids), len(context_ids) - 1)
         start = min(self._num_confirmed, limit)
         agree = next((i for i in range(start, limit) if self._cached_ids[i] != context_ids[i]), limit)
@@ -159,16 +174,17 @@ class _ModelTokenDraft:
 
 
 def _strip_target_fields(request: ChatRequest) -> ChatRequest:
-    """The request without what was said to the target alone: its own words, and labels for its server."""
-    if not request.extra and all(message.native is None for message in request.messages):  # nearly always
+    """Return the request without native messages and server labels: they are the target's."""
+    # nearly always true
+    if not request.extra and all(message.native is None for message in request.messages):
         return request
     extra = {name: value for name, value in request.extra.items() if name not in METADATA_FIELDS}
     return replace(request, messages=tuple(replace(m, native=None) for m in request.messages), extra=extra)
 
 
 async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
-    held_ids: list[int] = []  # that had no text yet, as the first half of a character
-    is_known = True  # whether they are of nothing but the next text
+    held_ids: list[int] = []  # ids without text yet, as of the first half of a character
+    is_known = True  # whether these ids belong to the next text only
     async for event in events:
         match event:
             case TextDelta(text="", token_ids=token_ids):

@@ -22,8 +22,8 @@ _MAX_MATCH: Final = 8  # pieces
 class ReferenceDraft:
     """Draft a text that the caller expects the answer to follow, in whole or in parts.
 
-    After a difference it goes on after the longest match of the answer's last tokens (at most 8) with the text, the
-    nearest of several. `name`: what it is called in results.
+    After a difference it continues after the longest match of the answer's last tokens (at most 8)
+    in the text; of several matches, after the nearest. `name` is its name in results.
     """
 
     capabilities = DraftCapabilities(is_free=True)
@@ -50,9 +50,9 @@ class ReferenceDraft:
         return CopyDraft(self.name, copy_pieces)
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: it holds no resources."""
 
-    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - encoded with any target's tokenizer
+    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary
         return None
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
@@ -75,4 +75,4 @@ class _ReferenceTokenDraft:
                 yield DraftToken(token_id, estimate_copy_confidence(self._follower.num_matching + offset))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: it holds no resources."""

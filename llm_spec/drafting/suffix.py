@@ -1,8 +1,8 @@
-"""Suffix drafts: what followed the same words most often, in this conversation and in earlier answers.
+"""Suffix drafts: what most often followed the same words, here and in earlier answers.
 
-After SuffixDecoding (arXiv 2411.04975): the longest end of the context that occurred before is looked up, its most
-frequent continuation followed, each token as sure as it was frequent. Agents that repeat themselves, retries and edits
-are where it pays.
+After SuffixDecoding (arXiv 2411.04975). It finds the longest end of the context that occurred
+before, and follows its most frequent continuation. The confidence of each token is its frequency.
+It pays for agents that repeat themselves, retries and edits.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ __all__ = ["SUFFIX_DRAFT", "SuffixDraft"]
 
 T = TypeVar("T", bound=Hashable)
 
-# What followed n matching tokens k of k times follows them again in about 1 - 0.6 / n of cases (measured on the
-# built-in pair: .56, .59, .82, .87, .95, whatever k is), and k of m times in about k / m as many.
+# What followed n matching tokens k of k times follows them again in about 1 - 0.6 / n of cases
+# (measured on the built-in pair: 0.56, 0.59, 0.82, 0.87, 0.95, for any k). What followed k of m
+# times does so in about k / m as many.
 _MISMATCH_FACTOR: Final = 0.6
-_MIN_SURVIVAL: Final = 0.1  # a proposal of which less than this is expected to stand ends
-_NUM_SEARCHES: Final = 4  # between two turns of the event loop: in text that repeats itself each takes a millisecond
+_MIN_SURVIVAL: Final = 0.1  # a proposal ends when it is less likely than this to stand
+# between two turns of the event loop: in repetitive text each takes a millisecond
+_NUM_SEARCHES: Final = 4
 
 
 class SuffixDraft(RequestOptionalDrafter):
-    """Draft what followed the longest matching end of the context most often, here or in answers drafted for before.
+    """Draft what most often followed the longest matching end of the context.
 
-    The context is the conversation and the answer so far; earlier answers are those that targets of the same tokenizer
-    gave to requests of this object, up to `max_stored_tokens` of them, the oldest forgotten first; 0 keeps none. What
-    one request was answered may so be proposed to another, which can tell it by what is accepted (prompts are never
-    kept): use one object for those who may know of each other, and `copy_for_new_client` for others. Matches have
-    `min_match` to `max_match` tokens. Text drafts look at the conversation alone.
+    The context is the conversation and the answer so far, and earlier answers. These are answers by
+    targets with the same tokenizer to requests of this object. At most `max_stored_tokens` of them
+    are kept, and the oldest are forgotten first; 0 keeps none. One request's answer may so be
+    proposed to another request, which can tell by what is accepted (prompts are never kept). Use
+    one object only for users who may know of each other, and `copy_for_new_client` for others.
+    Matches have `min_match` to `max_match` tokens. Text drafts use the conversation alone.
     """
 
     name = "suffix"
@@ -88,9 +91,9 @@ class SuffixDraft(RequestOptionalDrafter):
         return CopyDraft(self.name, copy_pieces)
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: it holds no resources."""
 
-    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
+    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary
         return None
 
     def open_token_draft_for_request(
@@ -107,7 +110,7 @@ class SuffixDraft(RequestOptionalDrafter):
 
 
 class _SuffixTokenDraft:
-    """Drafting for one request; `conversation` is its own."""
+    """Drafts tokens for one request; `conversation` is its own."""
 
     def __init__(
         self,
@@ -136,9 +139,9 @@ class _SuffixTokenDraft:
         return self._propose_tokens(context_ids)
 
     def close(self) -> None:
-        """Remember the answer, as far as the caller's list of confirmed tokens has grown."""
+        """Remember the answer, up to the tokens confirmed so far."""
         answer_ids = self._context_ids[self._num_prompt_tokens :]
-        self._num_prompt_tokens += len(answer_ids)  # closing twice is harmless
+        self._num_prompt_tokens += len(answer_ids)  # a second close does nothing
         self._outputs.add_answer(self._fingerprint, answer_ids)
 
     def _propose_tokens(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
@@ -171,7 +174,7 @@ class _SuffixTokenDraft:
 def _find_longest_match_with_next(
     automaton: SuffixAutomaton[T], match: SuffixMatch, min_match: int
 ) -> LikelyNextItem[T] | None:
-    """What followed the longest end of a match that anything followed."""
+    """Find what followed the longest end of a match that anything followed."""
     while match.length >= min_match:
         if (found := automaton.find_likely_next(match)) is not None:
             return found
@@ -185,7 +188,7 @@ def _iterate_likely_items(
     min_match: int,
     lock: AbstractContextManager[object] | None = None,
 ) -> Iterator[tuple[T, float]]:
-    """The likeliest continuation, each item with its confidence, for as long as some of it is expected to stand."""
+    """Yield the likeliest continuation with confidences, until it is too unlikely to stand."""
     survival = 1.0
     while found is not None:
         confidence = _compute_match_confidence(found)
@@ -202,7 +205,7 @@ def _compute_match_confidence(match: LikelyNextItem[T] | None) -> float:
 
 
 def _find_most_frequent_piece(pieces: Sequence[str], found: OccurrenceMatch) -> tuple[str, float]:
-    """The likeliest piece at the places that were found, among equals the latest, with its confidence."""
+    """Return the likeliest piece at the places found, and its confidence; the latest wins a tie."""
     times: dict[str, int] = {}
     best = pieces[found.positions[0]]
     for place in found.positions:
@@ -213,7 +216,10 @@ def _find_most_frequent_piece(pieces: Sequence[str], found: OccurrenceMatch) -> 
 
 
 def _estimate_repeat_probability(num_times: int, num_total: int, length: int) -> float:
-    """How likely it is that what followed a match of `length` items `num_times` of `num_total` times follows again."""
+    """Estimate how likely the continuation of a match follows again.
+
+    It followed a match of `length` items `num_times` of `num_total` times.
+    """
     return num_times / num_total * (1 - _MISMATCH_FACTOR / length)
 
 

@@ -1,9 +1,10 @@
-"""Every stretch of some sequences, how often it occurred and what followed it: what suffix drafts rest on.
+"""All stretches of some sequences, with their counts and followers, for suffix drafts.
 
-A suffix automaton (Blumer et al. 1985) has one state for all stretches that end at the same places, at most two states
-and three transitions per item, and grows by an item in amortised constant time. How often a state occurred would need a
-walk over all suffixes for each item; it is kept for stretches of at most `max_match + 1` items, so that a walk is short
-too, and with it the likeliest follower of each stretch of at most `max_match` items.
+A suffix automaton (Blumer et al. 1985) has one state for all stretches that end at the same places,
+and at most two states and three transitions per item. It grows by an item in amortised constant
+time. To count how often every state occurred, each item would need a walk over all suffixes. So
+counts are kept only for stretches of at most `max_match + 1` items, which keeps the walk short.
+They also give the likeliest follower of each stretch of at most `max_match` items.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _NONE: Final = -1
 
 
 class SuffixMatch(NamedTuple):
-    """A stretch that occurred: the last `length` items of some sequence. States change as an automaton grows, this not.
+    """A stretch that occurred: the last `length` items of some sequence.
 
-    It is understood only by the automaton that gave it.
+    States change as an automaton grows; a match does not. Only the automaton that made it can use
+    it.
     """
 
     state: int = _ROOT
@@ -38,7 +40,10 @@ class SuffixMatch(NamedTuple):
 
 
 class LikelyNextItem(NamedTuple, Generic[T]):
-    """What followed a stretch of `length` items most often, `num_times` of `num_total`; `match` is both together."""
+    """The item that most often followed a stretch of `length` items.
+
+    It followed `num_times` of `num_total` times. `match` is the stretch with the item.
+    """
 
     item: T
     num_times: int
@@ -48,27 +53,27 @@ class LikelyNextItem(NamedTuple, Generic[T]):
 
 
 class SuffixAutomaton(Generic[T]):
-    """Sequences of items other than None, the last of which may grow. Used by one thread at a time.
+    """Sequences of items other than None; the last may grow. Used by one thread at a time.
 
-    It knows stretches of up to `max_match` items. Among followers that are equally frequent the latest wins.
+    It knows stretches of up to `max_match` items. Among equally frequent followers the latest wins.
     """
 
     def __init__(self, max_match: int) -> None:
         self.num_items = 0
         self._max_match = max_match
-        self._next: list[dict[T, int]] = []  # of a state: item -> the state that it leads to
-        self._link: list[int] = []  # to the state of the longest suffix that ends at more places
-        self._longest: list[int] = []  # length of its longest stretch
+        self._next: list[dict[T, int]] = []  # for each state: item -> next state
+        # for each state: the state of its longest suffix that ends at more places
+        self._link: list[int] = []
+        self._longest: list[int] = []  # for each state: the length of its longest stretch
         self._count: list[int] = []  # how often its stretches occurred
-        self._followed: list[int] = []  # how often anything followed them
+        self._followed: list[int] = []  # how often an item followed them
         self._most_frequent_item: list[T | None] = []
         self._create_state(0, {})
         self.begin_sequence()
 
     def begin_sequence(self) -> None:
-        """Begin another sequence."""
-        self._last = _ROOT  # all of the sequence
-        self._end = _ROOT  # its last `max_match + 1` items
+        self._last = _ROOT  # the state of the whole sequence
+        self._end = _ROOT  # the state of its last `max_match + 1` items
 
     def extend(self, items: Iterable[T]) -> None:
         """Append items to the last sequence."""
@@ -76,13 +81,13 @@ class SuffixAutomaton(Generic[T]):
             self._append_input_item(item)
 
     def find_longest_repeated_end(self) -> SuffixMatch:
-        """The longest end of the last sequence that occurred before."""
+        """Return the longest end of the last sequence that occurred before."""
         state = self._link[self._last]
         return SuffixMatch() if state <= _ROOT else self._make_suffix_match(state, self._longest[state])
 
     def advance_match(self, match: SuffixMatch, items: Sequence[T]) -> SuffixMatch:
-        """The longest end of `match` and `items` that occurred."""
-        if len(items) > self._max_match:  # the longest match there is
+        """Return the longest end of `match` and `items` that occurred."""
+        if len(items) > self._max_match:  # no match is longer
             match, items = SuffixMatch(), items[-self._max_match :]
         state, length = self._find_state_of_ending(match.state, match.length), match.length
         for item in items:
@@ -94,7 +99,7 @@ class SuffixAutomaton(Generic[T]):
         return SuffixMatch(state, length)
 
     def find_likely_next(self, match: SuffixMatch) -> LikelyNextItem[T] | None:
-        """What followed a stretch most often; None: nothing did."""
+        """Return the item that most often followed a stretch, or None if nothing did."""
         state = self._find_state_of_ending(match.state, match.length)
         item = self._most_frequent_item[state]
         if item is None:
@@ -104,11 +109,11 @@ class SuffixAutomaton(Generic[T]):
         return LikelyNextItem(item, self._count[target], self._followed[state], match.length, longer)
 
     def shorten_match(self, match: SuffixMatch) -> SuffixMatch:
-        """The longest end of a stretch that occurred at more places."""
+        """Return the longest end of a stretch that occurred at more places."""
         state = self._link[self._find_state_of_ending(match.state, match.length)]
         return SuffixMatch() if state <= _ROOT else SuffixMatch(state, self._longest[state])
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _append_input_item(self, item: T) -> None:
         self._last = self._add_state(item)
@@ -118,7 +123,7 @@ class SuffixAutomaton(Generic[T]):
         self._add_occurrence(before, item)
 
     def _add_state(self, item: T) -> int:
-        """The state of the sequence with one item more."""
+        """Return the state of the sequence with one item more."""
         state, longest = self._last, self._longest[self._last] + 1
         known = self._next[state].get(item)
         if known is not None:  # an earlier sequence began like this one
@@ -136,7 +141,7 @@ class SuffixAutomaton(Generic[T]):
         return grown
 
     def _split_state(self, state: int, item: T, target: int) -> int:
-        """A state of their own for the stretches of `target` that are one longer than those of `state` or shorter."""
+        """Split a state off `target` for its stretches of at most one item more than `state`."""
         split = self._create_state(self._longest[state] + 1, self._next[target].copy())
         self._link[split] = self._link[target]
         self._count[split] = self._count[target]
@@ -158,7 +163,10 @@ class SuffixAutomaton(Generic[T]):
         return len(self._next) - 1
 
     def _add_occurrence(self, before: int, item: T) -> None:
-        """One more occurrence of every end of the sequence, the last item of which followed every end of `before`."""
+        """Count one more occurrence of every end of the sequence.
+
+        Its last item followed every end of `before`.
+        """
         link, count, followed, favourite = self._link, self._count, self._followed, self._most_frequent_item
         state = self._end
         while state != _NONE:
@@ -177,49 +185,54 @@ class SuffixAutomaton(Generic[T]):
         return SuffixMatch(self._find_state_of_ending(state, length), length)
 
     def _find_state_of_ending(self, state: int, length: int) -> int:
-        """The state that holds the last `length` items of a state's stretches, or all of a shorter one."""
+        """Return the state that holds the last `length` items of a state's stretches.
+
+        If they are shorter, it holds all of their items.
+        """
         above = self._link[state]
         while above != _NONE and self._longest[above] >= length:
             state, above = above, self._link[above]
         return state
 
 
-_AutomataByVocabulary: TypeAlias = dict[str, SuffixAutomaton[int]]  # tokenizer fingerprint -> answers
+# tokenizer fingerprint -> answers
+_AutomataByVocabulary: TypeAlias = dict[str, SuffixAutomaton[int]]
 
 
 class PastAnswers:
-    """The latest answers, at most `max_tokens` tokens of all vocabularies together, at least half as many once full.
+    """The latest answers of all vocabularies, at most `max_tokens` tokens together.
 
-    An automaton can forget nothing, so there are two shelves: when the new one is full, it takes the place of the old
-    one, whose answers are dropped. Adding holds `lock` for some microseconds a token; hold it while reading a shelf.
+    Once full, it holds at least half as many. An automaton cannot forget, so there are two
+    generations. When the new one is full, it replaces the old one, whose answers are dropped.
+    Adding holds `lock` for some microseconds per token. Hold it while reading an automaton.
     """
 
     def __init__(self, max_tokens: int, max_match: int) -> None:
         self.lock = threading.Lock()
-        self._capacity = max_tokens // 2  # of a shelf
+        self._capacity = max_tokens // 2  # of a generation
         self._max_match = max_match
         self._new: _AutomataByVocabulary = {}
         self._old: _AutomataByVocabulary = {}
         reset_in_forked_child(self)
 
     def reset_after_fork(self) -> None:
-        if self.lock.locked():  # somebody was in the middle of adding
+        if self.lock.locked():  # another thread was adding an answer
             self._new, self._old = {}, {}
         self.lock = threading.Lock()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens remembered."""
+        """The number of stored tokens."""
         with self.lock:
             return _count_automata_items(self._new) + _count_automata_items(self._old)
 
     def get_suffix_automata(self, fingerprint: str) -> list[SuffixAutomaton[int]]:
-        """The answers in one vocabulary, the newer first; they may grow, and are kept for those who hold them."""
+        """Return the automata of one vocabulary, the newer first; they may grow."""
         with self.lock:
             return [automata[fingerprint] for automata in (self._new, self._old) if fingerprint in automata]
 
     def add_answer(self, fingerprint: str, token_ids: Sequence[int]) -> None:
-        """Remember an answer; of one that is too long, its end."""
+        """Store an answer; if it is too long, only its end."""
         token_ids = token_ids[max(0, len(token_ids) - self._capacity) :]
         if not token_ids:
             return

@@ -1,1 +1,1 @@
-"""A model in this process: the loop, sampling, acceptance, lookahead, and how models write messages."""
+"""Models in this process: the loop, sampling, acceptance, lookahead and message formats."""

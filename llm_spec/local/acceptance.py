@@ -1,11 +1,11 @@
-"""Which drafted tokens the target confirms, and which token it puts after them.
+"""The rules that decide which drafted tokens the target accepts and which token follows them.
 
 accepted    leading drafted tokens that the target confirmed
-correction  the target's own token at the first one that it did not confirm
-bonus       the target's extra token when it confirmed all of them
+correction  the target's own token at the first position where it disagrees with the draft
+bonus       the target's extra token after it has confirmed all of them
 
-`CoupledAcceptance` and `RejectionAcceptance` leave the target's distribution as it is; a rule that can change it says
-`lossy` in its name.
+`CoupledAcceptance` and `RejectionAcceptance` leave the target's distribution unchanged. A rule that
+can change it has `lossy` in its name.
 """
 
 from __future__ import annotations
@@ -34,34 +34,39 @@ __all__ = [
 ]
 
 
-# Of the built-in pair at temperature 0.8 a token whose score with its noise is by `margin` above all others is accepted
-# with a probability of about 1 - 0.7 * exp(-margin / 2). It tells more than the token's own probability (2,000 tokens:
-# area under the curve .81, .79): what has little probability but much noise is often the target's token, too.
+# Measured on the built-in pair at temperature 0.8: if a token's score (log-probability plus noise)
+# exceeds all others by `margin`, it is accepted with a probability of about
+# `1 - 0.7 * exp(-margin / 2)`. This predicts acceptance better than the token's probability (2,000
+# tokens: area under the curve 0.81 against 0.79), because an unlikely token with much noise is
+# often the target's token, too.
 _TIED_REJECTION: Final = 0.7
 _MARGIN_SLOPE: Final = 0.5
 
 
 class VerifyResult(NamedTuple):
-    """`num_accepted` leading drafted tokens stand; `next_token_id` follows them: the correction, or the bonus."""
+    """The first `num_accepted` drafted tokens stand; `next_token_id` is the correction or bonus."""
 
     num_accepted: int
     next_token_id: int
 
 
 class AcceptanceRule(Protocol):
-    """How one request drafts and verifies; used by one thread at a time."""
+    """The drafting and verifying rule of one request; used by one thread at a time."""
 
     @property
     def lossy(self) -> bool:
-        """Whether the output's distribution can differ from the target's."""
+        """True if the output's distribution can differ from the target's."""
         ...
 
     def prepare_noise(self, position: int) -> None:
-        """Make the noise for a round from `position` on ahead of time, outside of all measured times."""
+        """Make the noise for a round from `position` on, before any time is measured."""
         ...
 
     def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
-        """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a `TokenSampler`."""
+        """Choose the draft's token after `context_ids` from its logits ([draft_vocab_size]).
+
+        This is a `TokenSampler`.
+        """
         ...
 
     def verify_proposal(
@@ -69,16 +74,18 @@ class AcceptanceRule(Protocol):
     ) -> VerifyResult:
         """Judge a proposal by the target's logits, [len(proposal) + 1, vocab_size].
 
-        Row i follows `context_ids` and the first i drafted tokens; rows after the first rejection are not used.
+        Row i follows `context_ids` and the first i drafted tokens. Rows after the first rejection
+        are not used.
         """
         ...
 
 
 class CoupledAcceptance:
-    """The target samples its own token at every position; a drafted token is accepted if it is that token.
+    """The target samples its own token at every position; a drafted token must equal it.
 
-    Draft and target sample with the same noise (Daliri et al., arXiv 2408.07978), so they often agree. One seed gives
-    one text, whatever is drafted. Greedy decoding is temperature 0 of the same rule.
+    Draft and target sample with the same noise (Daliri et al., arXiv 2408.07978), so they often
+    agree. One seed gives one text, whatever is drafted. Greedy decoding is the same rule at
+    temperature 0.
     """
 
     lossy: bool = False
@@ -99,11 +106,11 @@ class CoupledAcceptance:
 
 
 class RejectionAcceptance:
-    """Accept a drafted token with probability `min(1, p_target / p_draft)`, else sample from the residual.
+    """Accept a token with probability `min(1, p_target / p_draft)`, else sample the residual.
 
-    Leviathan et al., arXiv 2211.17192. Both distributions are those after all filters. A token without `probs` was
-    given, not sampled: p_draft is 1 on it. Accepts more often than `CoupledAcceptance`, but the text depends on the
-    drafted tokens.
+    This is speculative sampling (Leviathan et al., arXiv 2211.17192). Both distributions are those
+    after all filters. A token without `probs` was not sampled: its p_draft is 1. The rule accepts
+    more tokens than `CoupledAcceptance`, but the text depends on the drafted tokens.
     """
 
     lossy: bool = False
@@ -113,7 +120,7 @@ class RejectionAcceptance:
         self._round_index = 0
 
     def prepare_noise(self, position: int) -> None:
-        """Nothing: its numbers are few, and of this round alone."""
+        """Do nothing: the rule needs few random numbers, and they belong to one round."""
 
     def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         if self._sampler.greedy:
@@ -137,7 +144,7 @@ class RejectionAcceptance:
         for index, token in enumerate(proposal):
             p_target = self._sampler.compute_probs(logits[index], context)
             p_draft = 1.0 if token.probs is None else float(token.probs[token.token_id])
-            # strictly below: a token that the target cannot say is never accepted, whatever the uniform
+            # Strictly below: a token that the target cannot emit is never accepted.
             if not self._draw_uniform(len(context), NoisePurpose.ACCEPT) * p_draft < p_target[token.token_id]:
                 return VerifyResult(
                     index,
@@ -153,16 +160,17 @@ class RejectionAcceptance:
         return draw_uniform_number(self._sampler.seed, position, purpose, self._round_index)
 
     def _sample_from_probs(self, probs: NDArray[np.float64], position: int, purpose: NoisePurpose) -> int:
-        """Inverse transform: the first token whose cumulated mass exceeds the uniform; never one of zero mass."""
+        """Return the first token whose cumulated mass exceeds the uniform; its mass is not zero."""
         cumulated: NDArray[np.float64] = probs.cumsum()
         mass = self._draw_uniform(position, purpose) * float(cumulated[-1])
         return int(np.searchsorted(cumulated, mass, side="right"))
 
 
 class LossyTypicalAcceptance:
-    """Accept a drafted token that is typical: `p_target > min(epsilon, delta * exp(-entropy))`. LOSSY.
+    """Accept a drafted token if `p_target > min(epsilon, delta * exp(-entropy))`. LOSSY.
 
-    Medusa, arXiv 2401.10774, section 3.3.1. What follows the accepted tokens is the target's own draw.
+    This is typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1). The token after the
+    accepted ones is sampled from the target.
     """
 
     lossy: bool = True
@@ -192,7 +200,7 @@ class LossyTypicalAcceptance:
 
 
 def make_acceptance_rule(name: AcceptanceName, sampler: Sampler) -> AcceptanceRule:
-    """One request's rule by its name in `SpeculativeConfig.acceptance`."""
+    """Make the rule that `SpeculativeConfig.acceptance` names, for one request."""
     rules: dict[AcceptanceName, Callable[[Sampler], AcceptanceRule]] = {
         "coupled": CoupledAcceptance,
         "rejection": RejectionAcceptance,
@@ -204,9 +212,10 @@ def make_acceptance_rule(name: AcceptanceName, sampler: Sampler) -> AcceptanceRu
 
 
 def compute_residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[np.float64]:
-    """What a rejected token leaves of `p_target`, not normalised: `max(0, p_target - p_draft)`, [vocab_size].
+    """Return `max(0, p_target - p_draft)`, [vocab_size], not normalised.
 
-    `p_target` itself where nothing is left: then the two are equal, and only rounding rejected the token.
+    Returns `p_target` itself if nothing is left: the two are then equal, and only rounding rejected
+    the token.
     """
     if token.probs is None:
         left = p_target.copy()
@@ -217,7 +226,10 @@ def compute_residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> 
 
 
 def _sample_draft_token_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
-    """The sampler's own token, and how likely it is the target's, too: greedily its probability at temperature 1."""
+    """Sample the draft's token, and estimate how likely the target accepts it.
+
+    If sampling is greedy, the estimate is the token's probability at temperature 1.
+    """
     fitted = sampler.fit_vocabulary(logits)
     if not sampler.greedy:
         logprobs = sampler.compute_logprobs(fitted, context_ids)
@@ -226,8 +238,8 @@ def _sample_draft_token_coupled(sampler: Sampler, logits: FloatArray, context_id
     scores = sampler.adjust_and_constrain_logits(fitted, context_ids)
     token_id = int(scores.argmax())
     check_best_logit_is_finite(float(scores[token_id]), len(context_ids))
-    # relative to the chosen token: one subtraction, no search for the maximum; float32 is plenty to steer by, and a
-    # token e^88 times rarer than another makes the sum infinite and the confidence 0
+    # Relative to the chosen token: this needs one subtraction and no search for the maximum.
+    # float32 suffices for an estimate.
     relative = (scores - scores[token_id]).astype(np.float32, copy=False)
     with np.errstate(over="ignore"):
         return DraftToken(token_id, float(1 / np.exp(relative, out=relative).sum()))
@@ -236,7 +248,7 @@ def _sample_draft_token_coupled(sampler: Sampler, logits: FloatArray, context_id
 def _verify_proposal_coupled(
     sampler: Sampler, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
 ) -> VerifyResult:
-    """Accept drafted tokens while they are the ones that the sampler draws from the target's logits."""
+    """Accept drafted tokens while the sampler draws the same ones from the target's logits."""
     if sampler.greedy and sampler.uses_raw_logits:
         return _verify_proposal_greedy(logits, len(context_ids), proposal)
     if not proposal:
@@ -260,6 +272,6 @@ def _verify_proposal_greedy(logits: FloatArray, position: int, proposal: Sequenc
 
 
 def _compute_entropy(probs: NDArray[np.float64]) -> float:
-    """In nats; a token of zero mass adds nothing."""
+    """Return the entropy in nats."""
     mass = probs[probs > 0.0]
     return float(-(mass * np.log(mass)).sum())

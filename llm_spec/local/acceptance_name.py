@@ -1,4 +1,4 @@
-"""The names of the acceptance rules. Apart from them, so that a config can be read without numpy."""
+"""The names of the acceptance rules, in a module of their own: it does not import numpy."""
 
 from typing import Literal, TypeAlias
 

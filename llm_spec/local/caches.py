@@ -1,9 +1,10 @@
-"""What a cache holds when its answer has ended, and how a prompt is read into one, piece by piece.
+"""The tokens that a cache keeps after its answer, and the reading of prompts into caches.
 
-With what is kept the next turn of a conversation reads only what is new, and a draft that is restarted only what the
-target has written meanwhile. Kept is what gives the same bits as reading it again: for exact sessions whole chunks of a
-prompt, read from the same position in one pass. What was read in rounds stood beside other rows, and may differ in the
-last bit; to a draft that does not matter.
+With the kept tokens, the next turn of a conversation reads only its new part, and a restarted draft
+reads only what the target has written meanwhile. Exact sessions keep only what gives the same bits
+as reading it again: whole chunks of a prompt, read from the same position in one pass. Tokens read
+in rounds were computed beside other rows and may differ in the last bit, which does not matter for
+a draft.
 """
 
 from __future__ import annotations
@@ -23,19 +24,23 @@ __all__ = [
     "prefill_prompt",
 ]
 
-# Of a prompt, read in one pass; chunks begin at multiples of it, with and without speculation, so that caches agree.
+# The tokens of a prompt that are read in one pass. Chunks begin at multiples of it, with and
+# without speculation, so that caches agree.
 PREFILL_CHUNK_TOKENS: Final = 256
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class KeptTokens:
-    """The tokens of one cache, in order; `num_in_chunks`: how many of the first an exact session read in chunks."""
+    """The tokens of one cache, in order.
+
+    `num_in_chunks` is the number of first tokens that an exact session read in chunks.
+    """
 
     token_ids: list[int] = field(default_factory=list[int])
     num_in_chunks: int = 0
 
     def record_tokens(self, token_ids: Sequence[int], *, exact: bool) -> None:
-        """Note tokens that have been read in one pass; `exact`: by a session whose bits others may go on with."""
+        """Record tokens that were read in one pass; `exact`: by an exact session."""
         if exact and self.num_in_chunks == len(self.token_ids) and len(token_ids) == PREFILL_CHUNK_TOKENS:
             self.num_in_chunks += PREFILL_CHUNK_TOKENS
         self.token_ids.extend(token_ids)
@@ -46,18 +51,18 @@ class KeptTokens:
         self.num_in_chunks = min(self.num_in_chunks, length // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS)
 
     def count_reusable_tokens(self, token_ids: Sequence[int], *, exact: bool) -> int:
-        """How many leading tokens of a prompt it holds already, in such a way that they may be used."""
+        """Return how many leading tokens of a prompt can be reused from this cache."""
         limit = min(len(token_ids), self.count_usable_tokens(exact=exact))
         shared = next((i for i in range(limit) if self.token_ids[i] != token_ids[i]), limit)
         return shared // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS if exact else shared
 
     def count_usable_tokens(self, *, exact: bool) -> int:
-        """How many of its tokens some prompt could begin with."""
+        """Return how many of its tokens another prompt could reuse."""
         return self.num_in_chunks if exact else len(self.token_ids)
 
 
 class IdleCacheChoice(NamedTuple):
-    """The place of the idle cache to take (None: a new one), and how many of its tokens stay; the others are lost."""
+    """An idle cache and how many of its tokens are reused; `place` is None for a new cache."""
 
     place: int | None
     num_reused: int
@@ -66,10 +71,11 @@ class IdleCacheChoice(NamedTuple):
 def choose_idle_cache(
     idle: Sequence[KeptTokens], token_ids: Sequence[int], *, exact: bool, may_add: bool
 ) -> IdleCacheChoice:
-    """The cache for a prompt, among those that are idle, the longest idle one first; `may_add`: there may be one more.
+    """Choose a cache for a prompt; `idle` begins with the cache that has been idle longest.
 
-    That which shares most with the prompt, unless more of it would be lost than is reused: conversations often begin
-    alike, and go on. Else one that is of no use to any; else a new one; else the longest idle.
+    It takes the cache that shares most with the prompt, unless more of it would be lost than
+    reused: conversations often begin alike and then differ. Otherwise it takes a cache that is of
+    no use to any prompt, then a new one (`may_add`), then the one that has been idle longest.
     """
     shared = [kept.count_reusable_tokens(token_ids, exact=exact) for kept in idle]
     usable = [kept.count_usable_tokens(exact=exact) for kept in idle]
@@ -78,13 +84,14 @@ def choose_idle_cache(
         return IdleCacheChoice(best, shared[best])
     useless = [place for place, num_usable in enumerate(usable) if not num_usable]
     if useless:
-        return IdleCacheChoice(useless[-1], 0)  # its memory was used last
+        return IdleCacheChoice(useless[-1], 0)  # its memory was used most recently
     return IdleCacheChoice(None, 0) if may_add or not idle else IdleCacheChoice(0, shared[0])
 
 
-_FIRST_TOKENS: Final = 16  # of the first piece where the sizes are free, by which it shows what reading costs, …
-_MIN_TOKENS: Final = 32  # … and of those after it, fewer of which would take longer in all; …
-_PIECE_S: Final = 0.05  # … they grow as long as one takes less than half of this
+_FIRST_TOKENS: Final = 16  # the first piece, if sizes are free; it shows what reading costs
+# later pieces are at least this large: smaller ones would take longer in total
+_MIN_TOKENS: Final = 32
+_PIECE_S: Final = 0.05  # seconds; a piece grows as long as it takes less than half of this
 
 
 def prefill_prompt(
@@ -94,9 +101,10 @@ def prefill_prompt(
     *,
     exact: bool = True,
 ) -> None:
-    """Let an empty session read a prompt, piece by piece, until it is read or `cancelled` says so.
+    """Let an empty session read a prompt in pieces, until it is read or `cancelled()` is true.
 
-    The pieces of an exact session are of PREFILL_CHUNK_TOKENS. Others', of drafts, are small where reading is slow.
+    An exact session reads pieces of PREFILL_CHUNK_TOKENS. Drafts read small pieces if reading is
+    slow.
     """
     start = session.reuse_prefix(token_ids) if isinstance(session, PrefixReusingSession) else 0
     size = PREFILL_CHUNK_TOKENS if exact else _FIRST_TOKENS

@@ -1,7 +1,7 @@
-"""How likely a model held the tokens of an answer: log-probabilities of its logits as they come.
+"""The log-probabilities of an answer's tokens, from a model's logits.
 
-They are those before penalties, temperature, filters and grammars, as vLLM reports them by default (`raw_logprobs`). So
-they depend on the tokens before theirs alone, and not on how a token was chosen.
+They are taken before penalties, temperature, filters and grammars, as vLLM reports them by default
+(`raw_logprobs`). They therefore depend only on the preceding tokens, not on how a token was chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ChosenLogprob", "compute_chosen_logprobs"]
 
 
 class ChosenLogprob(NamedTuple):
-    """A token's natural log-probability, and those of the likeliest tokens in its place, likeliest first."""
+    """A token's natural log-probability, and the likeliest tokens in its place, likeliest first."""
 
     token_id: int
     logprob: float
@@ -26,9 +26,10 @@ class ChosenLogprob(NamedTuple):
 
 
 def compute_chosen_logprobs(logits: FloatArray, chosen_ids: Sequence[int], num_top: int) -> tuple[ChosenLogprob, ...]:
-    """Read row i of `logits` ([num_rows, vocab_size]) for `chosen_ids[i]`, in float64; further rows are not read.
+    """Compute the log-probability of `chosen_ids[i]` from row i of `logits`, in float64.
 
-    The best logit of each row must be finite. Of tokens that are equally likely, those of lower ids come first.
+    `logits` is [num_rows, vocab_size]; further rows are not read. The best logit of each row must
+    be finite. Of tokens that are equally likely, those of lower ids come first.
     """
     return tuple(
         _compute_row_logprobs(row, token_id, num_top) for row, token_id in zip(logits, chosen_ids, strict=False)
@@ -44,10 +45,10 @@ def _compute_row_logprobs(row: FloatArray, token_id: int, num_top: int) -> Chose
 
 
 def _find_top_ids(scores: FloatArray, count: int) -> list[int]:
-    """The ids of the `count` largest, largest first."""
+    """Return the ids of the `count` largest scores, largest first."""
     if not count:
         return []
     border = np.partition(scores, -count)[-count] if count < scores.shape[0] else scores.min()
-    ids = np.flatnonzero(scores >= border)  # more than `count` where some are tied
+    ids = np.flatnonzero(scores >= border)  # more than `count` if some are tied
     best: list[int] = ids[np.argsort(-scores[ids], kind="stable")][:count].tolist()
     return best

@@ -1,4 +1,4 @@
-"""How many answers the models in this process write at the same time: their steps wait for each other."""
+"""Counts the answers that models in this process write at once: their steps wait for each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["count_concurrent_answers", "count_open_answers"]
 
 
 class _AnswerClock:
-    """Adds up the seconds of all answers; any thread may use it."""
+    """The total writing time of all answers, in seconds; any thread may use it."""
 
     def __init__(self) -> None:
         self.reset_after_fork()
@@ -24,10 +24,10 @@ class _AnswerClock:
         self.num_open = 0
         self._lock = threading.Lock()
         self._changed_s = 0.0
-        self._answer_s = 0.0  # of all answers until then
+        self._answer_s = 0.0  # the total time of all answers until then
 
     def read_times(self, change: int = 0) -> tuple[float, float]:
-        """The time now, and the seconds of all answers until now; `change`: so many more are open from now on."""
+        """Return the time and the total time of all answers; then add `change` to the open ones."""
         with self._lock:
             now_s = time.perf_counter()
             self._answer_s += self.num_open * (now_s - self._changed_s)
@@ -41,7 +41,10 @@ _clock: Final = _AnswerClock()
 
 @contextmanager
 def count_concurrent_answers() -> Generator[Callable[[], float]]:
-    """An answer is written while the context is open; it gives what tells how many were, on average, since it began."""
+    """Count an answer as open while the context is open.
+
+    Yields a function that returns the average number of open answers since the context was entered.
+    """
     began_s, answer_s = _clock.read_times(1)
 
     def average() -> float:
@@ -55,5 +58,5 @@ def count_concurrent_answers() -> Generator[Callable[[], float]]:
 
 
 def count_open_answers() -> int:
-    """How many answers are written now."""
+    """The number of answers being written now."""
     return _clock.num_open

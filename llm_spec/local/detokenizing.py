@@ -1,6 +1,6 @@
-"""Token ids to text that may be shown: whole characters only, never a stop string nor the beginning of one.
+"""Token ids to text that may be shown: whole characters, and no part of a stop string.
 
-All classes are one answer's state and do no I/O.
+Each object holds the state of one answer and does no I/O.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ __all__ = [
 
 REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS: Final = 4  # a character has at most 4 bytes, so at most 4 tokens
-_MAX_HELD_TOKENS: Final = 8  # with more tokens than that undecoded, the first ones never will be
+_MAX_HELD_TOKENS: Final = 8  # with more undecoded tokens than this, the first ones never decode
 
 
 def list_possible_undecodable_lengths(num_held: int) -> range:
-    """Of so many undecoded tokens, how many of the first may be bytes of no character; the longest prefix first.
+    """List how many of the first `num_held` tokens may be undecodable, the largest number first.
 
-    The last ones may begin a character, and few tokens may all be one: then there is none. A prefix is whole where its
-    decoding is a beginning of the decoding of all.
+    The last tokens may begin a character, and a few tokens may all belong to one: the range is then
+    empty. A prefix splits no character if its decoding is a prefix of the decoding of all tokens.
     """
     return range(num_held - MAX_CHARACTER_TOKENS + 1, 0, -1) if num_held > _MAX_HELD_TOKENS else range(0)
 
 
 class IncrementalDecoder:
-    """Decode ids one by one; bytes of an incomplete UTF-8 character are held back until the rest has come.
+    """Decodes ids one by one, and holds back the bytes of an incomplete UTF-8 character.
 
-    Each piece is the difference between two decodings that begin at the same earlier token, so tokenizers whose
-    text for an id depends on its neighbour (leading spaces) come out as in one decoding of the whole.
+    Each piece is the difference between two decodings that begin at the same earlier token. So
+    tokenizers whose text for an id depends on its neighbour (leading spaces) give the same text as
+    one decoding of the whole.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._shown_end: list[int] = []  # the tokens of the last piece: context for the next
-        self._shown_text = ""  # their decoding, and of nothing before them
+        self._shown_text = ""  # the decoding of these tokens alone
         self._held: list[int] = []
 
     @property
     def num_held_tokens(self) -> int:
-        """The last tokens, whose text is held back."""
+        """The number of last tokens whose text is held back."""
         return len(self._held)
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that is complete now, often of this very token."""
+        """Add a token; return the text that is complete now."""
         self._held.append(token_id)
         text = self._tokenizer.decode(self._shown_end + self._held)
         if not text.endswith(REPLACEMENT_CHARACTER):
@@ -69,7 +70,10 @@ class IncrementalDecoder:
         return self._release_tokens(self._tokenizer.decode(self._shown_end + self._held), len(self._held))
 
     def _release_tokens(self, text: str, num_tokens: int) -> str:
-        """Give out the first held tokens, of which `text` is the decoding together with those before them."""
+        """Release the first held tokens.
+
+        `text` is their decoding together with the tokens before them.
+        """
         new_text = text[len(self._shown_text) :]
         # a token without text (a control token) is no context by itself
         self._shown_end = self._held[:num_tokens] if new_text else self._shown_end + self._held[:num_tokens]
@@ -78,7 +82,7 @@ class IncrementalDecoder:
         return new_text
 
     def _release_undecodable(self, text: str) -> str:
-        """Give out what no later byte can change: all but the last tokens, cut where no character is split."""
+        """Release the first tokens that no later byte can change, and split no character."""
         for num_tokens in list_possible_undecodable_lengths(len(self._held)):
             part = self._tokenizer.decode(self._shown_end + self._held[:num_tokens])
             if text.startswith(part):
@@ -87,10 +91,11 @@ class IncrementalDecoder:
 
 
 class StopMatcher:
-    """Let text through up to the first stop string; hold back what may be the beginning of one.
+    """Lets text through up to the first stop string; holds back a possible beginning of one.
 
-    After `matched` is set nothing more comes out. Where several stop strings occur, the one that is complete first
-    wins, the longest of those; so the outcome does not depend on how the text was cut.
+    After `matched` is set nothing more comes out. If several stop strings occur, the one that is
+    complete first wins, and of those the longest. So the outcome does not depend on how the text
+    was cut.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -119,13 +124,13 @@ class StopMatcher:
         return self._held.release_characters(len(held_text) - find_longest_partial_mark(held_text, self._stop))
 
     def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
-        """The events to emit for an event: of text, what may be shown now. Other events pass."""
+        """Return the text that may be shown now if the event is text, else the event itself."""
         if not isinstance(event, TextDelta):
             return [event]
         return self.push(event.text, event.origin, event.token_ids, event.logprobs)
 
     def flush(self) -> list[TextDelta]:
-        """Return what is still held back: the answer ended and no stop string came of it."""
+        """Return what is still held back: the answer ended without completing a stop string."""
         return [] if self.matched is not None else self._held.release_characters(len(self._held.text))
 
 
@@ -137,16 +142,21 @@ class HeldText:
         self.text = ""
 
     def hold_delta(self, delta: TextDelta) -> None:
-        """Hold one more piece back."""
         self._deltas.append(delta)
         self.text += delta.text
 
     def release_characters(self, num_characters: int) -> list[TextDelta]:
-        """Give out the first characters. Of a piece that is cut the first part has ids and log-probabilities."""
+        """Release the first characters.
+
+        If a piece is cut, its first part has the ids and log-probabilities.
+        """
         return self._take_deltas_of_characters(num_characters, is_shown=True)
 
     def drop_characters(self, num_characters: int) -> str:
-        """Take the first characters out, and return them. Of a piece that is cut the rest has its log-probabilities."""
+        """Remove and return the first characters.
+
+        If a piece is cut, its rest keeps the log-probabilities.
+        """
         return "".join(delta.text for delta in self._take_deltas_of_characters(num_characters, is_shown=False))
 
     def _take_deltas_of_characters(self, num_characters: int, *, is_shown: bool) -> list[TextDelta]:
@@ -164,7 +174,7 @@ class HeldText:
 
 
 def find_longest_partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of `text` with which a mark begins, and which is not all of it."""
+    """Return the length of the longest end of `text` that is a proper prefix of a mark."""
     longest = min(len(text), max(map(len, marks), default=1) - 1)
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
@@ -172,7 +182,7 @@ def find_longest_partial_mark(text: str, marks: Sequence[str]) -> int:
 def join_optional_logprobs(
     first: tuple[TokenLogprob, ...] | None, second: tuple[TokenLogprob, ...] | None
 ) -> tuple[TokenLogprob, ...] | None:
-    """Those of two neighbouring pieces; None: neither has any."""
+    """Join the log-probabilities of two neighbouring pieces; returns None if neither has any."""
     if first is None or second is None:
         return second if first is None else first
     return first + second

@@ -1,4 +1,4 @@
-"""What a model in this process has written, as events: token ids in; text, reasoning, log-probabilities, calls out."""
+"""Token ids of a local model to events: text, reasoning, log-probabilities and tool calls."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 
 
 class TokenNames:
-    """What the tokens of one tokenizer are called; one answer's."""
+    """The texts and bytes of one tokenizer's tokens, cached for one answer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer: Final = tokenizer
         self._names: dict[int, tuple[str, bytes]] = {}
 
     def make_token_logprob(self, chosen: ChosenLogprob) -> TokenLogprob:
-        """The log-probability of an answer's token, with those of the likeliest in its place."""
+        """Make the log-probability of an answer's token, with the likeliest tokens in its place."""
         top = tuple(self._make_named_logprob(token_id, logprob) for token_id, logprob in chosen.top)
         return self._make_named_logprob(chosen.token_id, chosen.logprob, top)
 
@@ -48,15 +48,16 @@ class TokenNames:
         return text, text.encode()
 
 
-_NUM_TAIL_TOKENS = 16  # of a prompt, among which the mark stands that opens its reasoning
+_NUM_TAIL_TOKENS = 16  # the last tokens of a prompt, in which a mark may open the reasoning
 _ID_CHARACTERS = 24
 
 
 class AnswerEmitter:
-    """One answer's state: stop strings and incomplete characters are held back, and what `parser` holds back.
+    """Turns one answer's tokens into events.
 
-    `has_logprobs`: rounds come with log-probabilities, which are emitted with the text of their tokens. Those of
-    tokens without text (EOS), and of tokens that are not text of the answer, are left out.
+    It holds back stop strings, incomplete characters, and whatever `parser` holds back. With
+    `has_logprobs`, rounds come with log-probabilities, which are emitted with the text of their
+    tokens. Tokens without text (EOS) and tokens outside the answer's text are left out.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class AnswerEmitter:
 
     @property
     def stopped_by(self) -> StoppedBy | None:
-        """What in the text ended the answer; None: nothing did."""
+        """The part of the text that ended the answer, or None."""
         if self._matcher.matched is not None:
             return "stop_string"
         return "tool_calls" if self._parser is not None and self._parser.is_over else None
@@ -88,11 +89,14 @@ class AnswerEmitter:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether a tool was called."""
+        """True if a tool was called."""
         return self._parser is not None and self._parser.num_calls > 0
 
     def emit_round(self, tokens: TokenRound) -> tuple[Round, list[StreamEvent]]:
-        """What may be shown of this round, and its report without the tokens after which the answer was over."""
+        """Return the round's report and the events that may be shown.
+
+        The report leaves out the tokens after the end of the answer.
+        """
         events: list[StreamEvent] = []
         num_emitted = 0
         for token_id, origin in zip(tokens.token_ids, tokens.origins, strict=True):
@@ -112,7 +116,7 @@ class AnswerEmitter:
         return report, merge_neighbouring_deltas(events)
 
     def flush(self, *, is_cut_off: bool = False) -> list[StreamEvent]:
-        """What was held back and belongs to the answer after all; `is_cut_off`: a limit ended it."""
+        """Return the events held back at the end of the answer; `is_cut_off`: a limit ended it."""
         events = self._parse_tool_calls_and_reasoning(
             [*self._match_stop_strings(self._decoder.flush()), *self._matcher.flush()]
         )
@@ -131,7 +135,10 @@ class AnswerEmitter:
         )
 
     def _match_stop_strings(self, text: str, origin: Origin = "plain", num_tokens_held: int = 0) -> list[TextDelta]:
-        """What stop strings let through of text that has come, of all tokens but the last ones."""
+        """Return the text that the stop strings let through.
+
+        `text` belongs to all tokens so far except the last `num_tokens_held`.
+        """
         if self._names is None or not text:
             return self._matcher.push(text, origin)
         num_complete = len(self._logprobs) - num_tokens_held
@@ -147,9 +154,10 @@ class AnswerEmitter:
 def open_message_parser(
     tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Sequence[int], prefix: str = ""
 ) -> MessageParser | None:
-    """What reads an answer to this prompt, which ends with `prefix`; None: there is nothing to read but text.
+    """Open the parser of an answer to this prompt, which ends with `prefix`.
 
-    Ids of calls follow from the prompt: one conversation has each of them once, and the same request the same ones.
+    Returns None if the answer can only be text. The ids of calls are derived from the prompt: they
+    are unique in a conversation, and the same request gives the same ids.
     """
     if not isinstance(tokenizer, MessageFormatTokenizer):
         return None
@@ -173,14 +181,14 @@ def open_message_parser(
         max_calls=tool_use.max_calls,
     )
     if prefix:
-        parser.push(TextDelta(prefix))  # what comes of it is known already
+        parser.push(TextDelta(prefix))  # its events are known already
     return parser
 
 
 def _read_prompt_end(tokenizer: MessageFormatTokenizer, prompt_ids: Sequence[int], prefix: str) -> str:
-    """The last text of a prompt, marks included, without the answer's prefix that follows it.
+    """Return the last text of a prompt, with its marks, without the prefix that follows it.
 
-    Prompt and prefix are encoded as one text, so that a token may have some of both.
+    Prompt and prefix are encoded as one text, so a token may belong to both.
     """
     num_tokens = _NUM_TAIL_TOKENS + len(prefix.encode(errors="replace"))
     text, run = "", list[int]()

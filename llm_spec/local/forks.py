@@ -1,11 +1,12 @@
-"""What a forked process leaves behind of its parent: threads, locks that they hold, and requests under way.
+"""Resets threads, locks and counts of requests after a fork.
 
-Of all threads only the one that forks is in the child. What others held there stays held, and what they were about to
-do is never done. So whoever shares something between threads or requests begins anew in a child.
+Only the forking thread exists in the child. A lock that another thread held stays locked, and what
+that thread was about to do is never done. So every object shared between threads or requests is
+reset in a child.
 
-What the parent had open is the parent's still. To finalize a copy of it in the child writes to the parent's
-connections, takes its sockets from the epoll that both share, or waits for threads that are not there:
-`leave_to_parent`.
+Open connections still belong to the parent. Finalizing a copy of one in the child can write to the
+parent's connection, remove its sockets from the shared epoll, or wait for threads that do not
+exist. `leave_to_parent` prevents this.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ForkedObject(Protocol):
     """Something with locks, or with counts of requests under way."""
 
     def reset_after_fork(self) -> None:
-        """Begin anew in a child: no lock is held, and no request is under way. No other thread runs meanwhile."""
+        """Reset in a child: no lock is held, no request is under way, and no other thread runs."""
         ...
 
 
@@ -31,20 +32,21 @@ _objects: Final[WeakSet[ForkedObject]] = WeakSet()
 
 
 def call_in_forked_child(reset: Callable[[], None]) -> Callable[[], None]:
-    """Have a module's function called in each child that is forked from now on; gives it back, so it decorates."""
+    """Have a module's function called in each child forked from now on; a decorator."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
     return reset
 
 
 def reset_in_forked_child(shared: ForkedObject) -> None:
-    """Have its `reset_after_fork` called in each child that is forked from now on, as long as it lives."""
+    """Have `shared.reset_after_fork` called in each later child, as long as `shared` lives."""
     _objects.add(shared)
 
 
 def leave_to_parent(opened: object) -> None:
-    """In a forked child: never finalize it, nor what it refers to, not even where the child's interpreter ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))  # whatever holds it in Python is cleared at the end
+    """Never finalize `opened`, nor what it refers to, even when the child's interpreter ends."""
+    # every Python reference is cleared when the interpreter ends
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))
 
 
 @call_in_forked_child

@@ -1,13 +1,14 @@
-"""Answers held to a JSON schema, a regular expression or a grammar: which tokens may follow what has been written.
+"""Constrains answers to a JSON schema, a regular expression or a grammar.
 
-The library is llguidance (extra `grammar`). A draft walks ahead of what is confirmed, and whatever part of that walk is
-rejected must be taken back before the next token is judged (not doing so is vLLM #34650). So nobody who asks has to
-keep a state: `mask` is a function of the answer alone, and the matcher behind it goes back by itself to where the
-answer asked about and the one that it has read part.
+The library is llguidance (extra `grammar`). A draft reads ahead of the confirmed tokens, and
+rejected tokens must be taken back before the next token is judged (vLLM #34650 did not). So callers
+keep no state: `mask` depends on the answer alone, and its matcher rolls back by itself to the
+common prefix of the requested answer and the one that it has read.
 
-The library reads a source by recursion: about 6,000 rules in a chain take 16 MiB of stack, and to overflow it ends the
-process. A regular expression takes time and memory by the square of its length: 8 KiB 1 s and 70 MB, 32 KiB 30 s and
-1 GB. So sources are bounded, and compiled one at a time on a deep stack. Masks take no stack to speak of.
+The library reads a source by recursion: about 6,000 rules in a chain take 16 MiB of stack, and an
+overflow ends the process. A regular expression takes time and memory by the square of its length: 8
+KiB take 1 s and 70 MB, 32 KiB take 30 s and 1 GB. So sources are bounded, and compiled one at a
+time on a deep stack. Masks need hardly any stack.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ _NO_TOOLS: Final = ToolUse()
 Mask: TypeAlias = NDArray[np.bool_]
 
 _LIBRARY: Final = "llguidance"
-# Whitespace between the parts of JSON: with no limit, a model that has begun to indent may never come to an end.
+# Whitespace between the parts of JSON. Without a limit, a model that has begun to indent may never
+# end.
 _WHITESPACE: Final = r"[ \t\n\r]{1,32}"
 _ERROR_DRAWING: Final = re.compile(r"\n(<state>| +\d+ \|)")
-_MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024, "tools": 64 * 1024}  # bytes
-# What may constrain an answer in a format of each type.
+# bytes
+_MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024, "tools": 64 * 1024}
+# The fields that may constrain an answer, by the format's type.
 _CONSTRAINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (),
     "json_object": ("schema", "json_schema"),
@@ -61,25 +64,31 @@ _CONSTRAINTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 _CACHED_POSITIONS: Final = 34  # the longest draft, its bonus and one more
-_CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
+_CACHED_TOKENIZERS: Final = 4  # one of 128,000 ids takes 0.6 s to make
 
 
 def supports_response_format(tokenizer: Tokenizer) -> bool:
-    """Whether a local model's answers can be held to a format: its tokenizer allows it, and the extra is installed."""
+    """Return True if a local model's answers can be constrained to a format.
+
+    Its tokenizer must allow it, and the extra must be installed.
+    """
     return isinstance(tokenizer, GrammarTokenizer | VocabularyTokenizer) and _is_grammar_library_installed()
 
 
 def build_answer_constraint(
     target: TokenModel, request: ChatRequest, tool_use: ToolUse = _NO_TOOLS, *, is_reasoning: bool = False
 ) -> TokenConstraint | None:
-    """What `response_format`, and tools that must be called or are strict, demand of an answer; None: nothing.
+    """Build the constraint of `response_format` and of tools that must be called or are strict.
 
-    It begins after `request.prefix`; within reasoning where `is_reasoning` says so. The formats are OpenAI's `text`,
-    `json_object` (with llama.cpp's `schema`, if it is given) and `json_schema`, and `{"type": "regex", "pattern": …}`
-    (Rust's syntax, for the whole answer) and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark, rule
-    `start`). A schema is kept to the letter, `strict` or not. Schemas may be 64 KiB long (as compact JSON, those of all
-    tools together), the others 8 KiB.
-    Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
+    Returns None if nothing is constrained. The constraint begins after `request.prefix`, and within
+    reasoning if `is_reasoning`. The formats are OpenAI's `text`, `json_object` (with llama.cpp's
+    `schema`, if it is given) and `json_schema`, `{"type": "regex", "pattern": …}` (Rust's syntax,
+    for the whole answer) and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark,
+    rule `start`). A schema is always enforced, `strict` or not. Schemas may have 64 KiB (as compact
+    JSON, those of all tools together), patterns and grammars 8 KiB.
+
+    Raises InvalidRequestError for a source that is too long or cannot be enforced, and
+    MissingExtraError without the library.
     """
     source = _make_grammar_source(target, request, tool_use, is_reasoning=is_reasoning)
     if source is None:
@@ -87,9 +96,11 @@ def build_answer_constraint(
     source.check_source_length()
     tokenizer = target.tokenizer
     if not isinstance(tokenizer, GrammarTokenizer | VocabularyTokenizer):
-        raise InvalidRequestError(f"{source.field} is set; {target.name} does not share its vocabulary with grammars")
+        raise InvalidRequestError(
+            f"{source.field} is set, but {target.name} does not expose its vocabulary; leave it out"
+        )
     if not tokenizer.eos_token_ids:
-        raise InvalidRequestError(f"{source.field} is set; {target.name} has no token that ends an answer")
+        raise InvalidRequestError(f"{source.field} is set, but {target.name} has no end-of-answer token; leave it out")
     if not _is_grammar_library_installed():
         raise MissingExtraError(
             f"{source.field} needs {_LIBRARY}, which is not installed; run: pip install 'llm-spec[grammar]'"
@@ -126,10 +137,11 @@ def _make_grammar_source(
 
 
 class GrammarConstraint:
-    """A `TokenConstraint` by a matcher that stands where the answer begins; for one request, one thread at a time.
+    """A `TokenConstraint` of one request, from a matcher at the beginning of its answer.
 
-    Only EOS may follow a complete answer, and it may follow no other. After an answer that the grammar does not know
-    anything may follow: only a draft asks about it, and the target never says it.
+    Only EOS may follow a complete answer, and nothing but a complete answer. After an answer that
+    the grammar does not allow, any token may follow: only a draft asks about it, and the target
+    never emits it.
     """
 
     def __init__(
@@ -154,8 +166,9 @@ class GrammarConstraint:
 
     def _reset_matcher(self) -> None:
         self._matcher = self._beginning.deep_copy()
-        self._ids: list[int] = []  # of the answer, as far as the matcher has read it
-        self._masks: dict[int, Mask] = {}  # by how many of these come before; draft and target ask for the same ones
+        self._ids: list[int] = []  # the part of the answer that the matcher has read
+        # by the number of ids before them; draft and target ask for the same ones
+        self._masks: dict[int, Mask] = {}
 
     def _roll_back_matcher(self, num_tokens: int) -> None:
         if num_tokens:
@@ -164,7 +177,7 @@ class GrammarConstraint:
             self._masks = {position: mask for position, mask in self._masks.items() if position <= len(self._ids)}
 
     def _advance_matcher(self, token_ids: Sequence[int]) -> bool:
-        """Let the matcher read on, as far as the grammar allows; whether it allows all of it."""
+        """Let the matcher read as far as the grammar allows; return True if it read all."""
         num_read = self._matcher.try_consume_tokens([*token_ids])
         self._raise_if_matcher_failed()
         self._ids += token_ids[:num_read]
@@ -180,9 +193,10 @@ class GrammarConstraint:
         return mask
 
     def _raise_if_matcher_failed(self) -> None:
-        """Raise for a grammar that nothing can be read by any more: too complex, or beyond what the tokens can write.
+        """Raise if the grammar can read no more: it is too complex, or the tokens cannot write it.
 
-        A matcher that has met with an error answers nothing else; and it was perhaps only a draft that led it there.
+        A matcher answers nothing after an error. It is reset, because perhaps only a draft led it
+        there.
         """
         if self._matcher.is_error():
             where, error = len(self._ids), self._matcher.get_error() or self._matcher.stop_reason()
@@ -192,11 +206,11 @@ class GrammarConstraint:
             )
 
 
-# -------------------------------------------------------------------------------------------- the request
+# -------------------------------------------------------------------------------------- the request
 
 
 class _GrammarSource(NamedTuple):
-    """What constrains an answer: the text of a schema (as JSON), pattern or grammar, and the request's field."""
+    """A constraint: a schema (as JSON), pattern or grammar, and its request field."""
 
     kind: Literal["json_schema", "regex", "grammar", "tools"]
     source: str
@@ -204,12 +218,12 @@ class _GrammarSource(NamedTuple):
 
     @property
     def error_label(self) -> str:
-        """What it is called in errors."""
+        """The name in errors."""
         return self.field if self.kind == self.field else f"{self.field} {self.kind}"
 
     @classmethod
     def from_response_format(cls, response_format: Mapping[str, Any]) -> _GrammarSource | None:
-        """Take OpenAI's dict apart; None: any text will do."""
+        """Parse OpenAI's dict; returns None if any text is allowed."""
         kind = _require_field(response_format, "type", str, "response_format")
         _refuse_stray_constraints(response_format, kind)
         match kind:
@@ -227,13 +241,13 @@ class _GrammarSource(NamedTuple):
                 raise InvalidRequestError(f"response_format.type is {kind!r}; it must be one of {kinds}")
 
     def check_source_length(self) -> None:
-        """Raise InvalidRequestError for what would take too long, or too much stack, to compile."""
+        """Raise InvalidRequestError if the source needs too much time or stack to compile."""
         num_bytes, most = len(self.source.encode(errors="surrogatepass")), _MAX_SOURCE[self.kind]
         if num_bytes > most:
             raise InvalidRequestError(f"{self.error_label} has {num_bytes} bytes; it may have {most}")
 
     def compile_to_library_grammar(self) -> str:
-        """The library's own text of it; what is wrong with it shows when a matcher is made."""
+        """Return the source in the library's own form; its errors show when a matcher is made."""
         from llguidance import LLMatcher
 
         match self.kind:
@@ -246,7 +260,7 @@ class _GrammarSource(NamedTuple):
 
 
 def _refuse_stray_constraints(response_format: Mapping[str, Any], kind: str) -> None:
-    """Refuse what constrains nothing in a format of this type: whoever gave it counts on it."""
+    """Refuse a field that constrains nothing in a format of this type: its caller relies on it."""
     known = {name for names in _CONSTRAINTS.values() for name in names}
     given = {name for name in known if response_format.get(name) is not None}
     stray = sorted(given - {*_CONSTRAINTS.get(kind, known)})
@@ -256,9 +270,10 @@ def _refuse_stray_constraints(response_format: Mapping[str, Any], kind: str) -> 
 
 
 def _find_schema(response_format: Mapping[str, Any], kind: str) -> tuple[Mapping[str, Any], str]:
-    """The schema of a JSON format, and where it stands; any object where it may be left out and is.
+    """Return the schema of a JSON format, and the field that holds it.
 
-    With `json_object` OpenAI has none. llama.cpp has it as `schema`, and others nest it as with `json_schema`.
+    `json_object` may leave it out: any object is then allowed. OpenAI's `json_object` has no
+    schema, llama.cpp gives it as `schema`, and others nest it as in `json_schema`.
     """
     given = [name for name in _CONSTRAINTS[kind] if response_format.get(name) is not None]
     if len(given) > 1:
@@ -283,14 +298,15 @@ def _require_field(fields: Mapping[str, Any], name: str, kind: type, where: str)
 
 
 def _dump_schema_with_whitespace_rule(schema: Mapping[str, Any], where: str) -> str:
-    options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}  # llguidance's own place for them
+    # llguidance's own place for options
+    options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}
     try:
         return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{where} is not valid JSON: {error}") from error
 
 
-# -------------------------------------------------------------------------------------------- the library
+# -------------------------------------------------------------------------------------- the library
 
 
 def _is_grammar_library_installed() -> bool:
@@ -308,7 +324,7 @@ def _reset_after_fork() -> None:
 
 
 def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | VocabularyTokenizer) -> LLTokenizer:
-    """The vocabulary in the library's form: slow to make, never changed, shared by all requests of such models."""
+    """Return the vocabulary in the library's form: slow to make, shared by all requests."""
     key = (tokenizer.fingerprint, target.vocab_size, tokenizer.eos_token_ids)
     with _tokenizers_lock:
         if key not in _tokenizers:
@@ -335,7 +351,7 @@ def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | Vocabu
 
 
 class _ListedVocabulary:
-    """A listed vocabulary as the library takes it; it encodes text of which a grammar leaves no choice."""
+    """A listed vocabulary in the library's form; encodes text that a grammar determines."""
 
     def __init__(self, tokenizer: VocabularyTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -363,7 +379,7 @@ def _make_grammar_matcher(
 
 
 def _advance_matcher_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str, field: str) -> None:
-    """Let a matcher read what the answer has begun with: that is constrained, too."""
+    """Let a matcher read the prefix of the answer, which is constrained, too."""
     prefix_ids = tokenizer.encode(prefix)
     num_read = matcher.try_consume_tokens(prefix_ids)
     if num_read < len(prefix_ids):
@@ -372,9 +388,10 @@ def _advance_matcher_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefi
 
 
 def _count_common_prefix(read_ids: list[int], answer_ids: Sequence[int]) -> int:
-    """How many leading ids are the same."""
+    """Return how many leading ids are equal."""
     shorter = min(len(read_ids), len(answer_ids))
-    if read_ids[:shorter] == answer_ids[:shorter]:  # nearly always, and much faster than to look at each
+    # nearly always true, and much faster than a loop
+    if read_ids[:shorter] == answer_ids[:shorter]:
         return shorter
     return next(i for i in range(shorter) if read_ids[i] != answer_ids[i])
 
@@ -385,5 +402,5 @@ def _make_mask_read_only(mask: Mask) -> Mask:
 
 
 def _format_grammar_library_error(error: str) -> str:
-    """What the library says, without its drawing of the place and its state, which may quote the answer."""
+    """Return the library's error without its drawing and state, which may quote the answer."""
     return " ".join(_ERROR_DRAWING.split(error)[0].split())

@@ -1,25 +1,28 @@
 """Noise as a pure function of (seed, position, token): the root of "one seed, one text".
 
-One Philox call gives four words, one for each of four neighbouring tokens. Uniforms are `(word + 0.5) * 2**-32` in
-float64: never 0 and never 1 (in float32 the largest would round to 1 and its Gumbel noise to infinity).
+One Philox call gives four words, one for each of four neighbouring tokens. Uniforms are
+`(word + 0.5) * 2**-32` in float64: never 0 and never 1. In float32 the largest would round to 1 and
+its Gumbel noise to infinity.
 
-Gumbel noise is `-log(e)`, with independent standard exponentials `e`. They are drawn by groups of 256 neighbouring
-tokens, first the least of each group: an exponential of rate 256, at a random token of the group. Since exponentials
-have no memory, each other token's is the least and a standard exponential of its own. So it is known how much noise a
-token of a group has at most, and most tokens are too unlikely to be sampled with that: their noise is never computed.
-Large vocabularies are sampled from in a fraction of the time. (Maddison et al., arXiv 1411.0030, draw the largest of a
-set first, too.)
+Gumbel noise is `-log(e)` of independent standard exponentials `e`. They are drawn by groups of 256
+neighbouring tokens. The least of a group is drawn first: an exponential of rate 256, at a random
+token of the group. Exponentials are memoryless, so each other token's exponential is the least plus
+a standard exponential of its own. The largest noise of each group is therefore known before the
+rest. Most tokens are too unlikely to be sampled even with that noise, so their own is never
+computed. This makes sampling from large vocabularies much faster. (Maddison et al., arXiv
+1411.0030, also draw the maximum of a set first.)
 
-`llm_spec_torch.noise` computes the same on a device. Its words are equal bit for bit; its Gumbel noise is within 2 ulp,
-because the logarithms of numpy and torch differ.
+`llm_spec_torch.noise` computes the same on a device. Its words are equal bit for bit. Its Gumbel
+noise is within 2 ulp, because the logarithms of numpy and torch differ.
 
-Philox 4x32-10 gives random words as a pure function of counter and key: Salmon et al., "Parallel Random Numbers: As
-Easy as 1, 2, 3" (SC 2011), checked against the Random123 vectors. (numpy's own Philox is 4x64.) A word has 32 bits and
-is stored in an int64. The product of two words wraps to the right 64 bits, and `(product >> 32) & 0xFFFFFFFF` is its
-high word although the shift is arithmetic.
+Philox 4x32-10 gives random words as a pure function of counter and key: Salmon et al., "Parallel
+Random Numbers: As Easy as 1, 2, 3" (SC 2011), checked against the Random123 vectors. (numpy's own
+Philox is 4x64.) A word has 32 bits and is stored in an int64. The product of two words wraps to the
+right 64 bits. `(product >> 32) & 0xFFFFFFFF` is its high word, although the shift is arithmetic.
 
-`philox4x32` is the only function of `llm_spec.local` that takes arrays of another library: `llm_spec_torch.noise` calls
-it with int64 tensors, on a GPU too, so that host and device share one generator. It uses their operators alone.
+`philox4x32` is the only function of `llm_spec.local` that takes arrays of another library:
+`llm_spec_torch.noise` calls it with int64 tensors, on a GPU too, so that host and device share one
+generator. It uses only their operators.
 """
 
 from __future__ import annotations
@@ -58,11 +61,12 @@ _LOW_WORD = np.uint64(MASK32)
 
 
 def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
-    """Four random words for each counter.
+    """Return four random words for each counter.
 
-    The four counter words are ints, numpy arrays or torch tensors (int64) that broadcast together; if any is an array
-    or a tensor, the first one is. The random words have the common shape and the same type. The key is two ints; with
-    torch counters it may be two int64 tensors that broadcast with them.
+    The four counter words are ints, numpy arrays or torch tensors (int64) that broadcast together;
+    if any is an array or a tensor, the first one is. The random words have the common shape and the
+    same type. The key is two ints; with torch counters it may be two int64 tensors that broadcast
+    with them.
     """
     c0, c1, c2, c3 = counter
     if isinstance(c0, np.ndarray):
@@ -78,7 +82,10 @@ def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
 
 
 def _philox4x32_numpy(counter: Words, key: tuple[int, int]) -> Words:
-    """The same on numpy, in place: two words to a uint64, whose left shift drops the high one; both pairs at once."""
+    """Compute `philox4x32` on numpy arrays, in place, with two words in each uint64.
+
+    A left shift drops the high word, and both pairs are computed at once.
+    """
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)
     pairs = np.empty((2, *shape), dtype=np.uint64)
@@ -104,12 +111,13 @@ def _make_round_keys(key: tuple[Word, Word]) -> tuple[tuple[Word, Word], ...]:
     )
 
 
-_cached_round_keys = lru_cache(maxsize=64)(_make_round_keys)  # of ints: a tensor's content can change
+# only for ints: a tensor's content can change
+_cached_round_keys = lru_cache(maxsize=64)(_make_round_keys)
 
 
 @lru_cache(maxsize=64)
 def _pack_round_keys(key: tuple[int, int]) -> tuple[NDArray[np.uint64], ...]:
-    """Both words of each round's key, as high words: [2] each."""
+    """Return both words of each round's key, as high words: [2] each."""
     return tuple(np.array(words, dtype=np.uint64) << _SHIFT for words in _make_round_keys(key))
 
 
@@ -121,23 +129,28 @@ _SCALE = 2.0**-32
 
 
 class NoisePurpose(IntEnum):
-    """What a stream of noise is for; sharing one between two purposes biases the output (vLLM #54282)."""
+    """The purpose of a stream of noise.
+
+    Sharing a stream between two purposes biases the output (vLLM #54282).
+    """
 
     TOKEN = 0  # coupled sampling: draft and target use the same noise on purpose
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
     BONUS = 4
-    GROUP = 5  # coupled sampling, too: the largest noise of a group of tokens, and whose it is
+    # also coupled sampling: the largest noise of a group of tokens, and its token
+    GROUP = 5
 
 
 def make_uniform_noise(
     seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: NoisePurpose, round_index: int = 0
 ) -> Floats:
-    """Uniform noise in (0, 1): [num_positions, vocab_size].
+    """Return uniform noise in (0, 1): [num_positions, vocab_size].
 
-    `positions`: [num_positions]. `seed` is below 2**64, `round_index` below 2**24. The round is for rejection sampling:
-    a position that is drafted again in a later round needs new noise, since what was seen of the old steers the draft.
+    `positions` is [num_positions], `seed` is below 2**64, `round_index` below 2**24. The round is
+    for rejection sampling: a position that is drafted again in a later round needs new noise,
+    because the draft already depends on the old.
     """
     tokens = np.arange(-(-vocab_size // 4), dtype=np.int64)[None, :]
     position = positions[:, None]
@@ -154,7 +167,10 @@ def make_uniform_noise(
 def draw_uniform_number(
     seed: int, position: int, purpose: NoisePurpose, round_index: int = 0, *, token_id: int = 0
 ) -> float:
-    """A token's `make_uniform_noise` at one position, in plain integers: a single number costs numpy far more."""
+    """Compute one token's `make_uniform_noise` at one position, in plain integers.
+
+    For a single number numpy would be far slower.
+    """
     index, lane = divmod(token_id, 4)
     counter = (index, position & MASK32, position >> 32, _combine_purpose_and_round(purpose, round_index))
     word: int = philox4x32(counter, _split_seed_into_key(seed))[lane]
@@ -162,9 +178,10 @@ def draw_uniform_number(
 
 
 class NoiseGroups(NamedTuple):
-    """Of each group of `NOISE_GROUP_SIZE` tokens the least exponential, so the largest noise, and whose it is.
+    """The least exponential (so the largest noise) of each group of tokens, and its token.
 
-    Both are [num_positions, num_groups]. The last group's token may be one beyond the vocabulary.
+    Groups have `NOISE_GROUP_SIZE` tokens. Both arrays are [num_positions, num_groups]. The last
+    group's token may be beyond the vocabulary.
     """
 
     least: Floats
@@ -172,7 +189,7 @@ class NoiseGroups(NamedTuple):
 
 
 def draw_noise_groups(seed: int, positions: NDArray[np.int64], vocab_size: int) -> NoiseGroups:
-    """Those of a vocabulary, for coupled sampling. One Philox call gives two words to each of two groups."""
+    """Draw the groups of a vocabulary for coupled sampling; one Philox call serves two groups."""
     num_groups = -(-vocab_size // NOISE_GROUP_SIZE)
     position = positions[:, None]
     counter = (
@@ -190,9 +207,10 @@ def draw_noise_groups(seed: int, positions: NDArray[np.int64], vocab_size: int) 
 
 
 def make_gumbel_noise(seed: int, positions: NDArray[np.int64], vocab_size: int) -> Floats:
-    """Standard Gumbel noise for coupled sampling: [num_positions, vocab_size], between -3.3 and 28.5.
+    """Return standard Gumbel noise: [num_positions, vocab_size], between -3.3 and 28.5.
 
-    The argmax of log-probabilities plus this noise is a sample from their distribution (the Gumbel-max trick).
+    It is for coupled sampling. The argmax of log-probabilities plus this noise is a sample from
+    their distribution (the Gumbel-max trick).
     """
     groups = draw_noise_groups(seed, positions, vocab_size)
     noise = _replace_by_negative_log(make_uniform_noise(seed, positions, vocab_size, NoisePurpose.TOKEN))
@@ -205,7 +223,10 @@ def make_gumbel_noise(seed: int, positions: NDArray[np.int64], vocab_size: int) 
 def make_gumbel_noise_of_tokens(
     seed: int, position: int, token_ids: NDArray[np.int64], groups: NoiseGroups, row: int
 ) -> Floats:
-    """The `make_gumbel_noise` of `token_ids` ([num_tokens]) at one position, the `row`-th of `groups`: [num_tokens]."""
+    """Compute the `make_gumbel_noise` of `token_ids` at one position: [num_tokens].
+
+    The position is the `row`-th of `groups`.
+    """
     counter = (token_ids >> 2, position & MASK32, position >> 32, int(NoisePurpose.TOKEN))
     words = np.choose(token_ids & 3, philox4x32(counter, _split_seed_into_key(seed)))
     noise = _replace_by_negative_log((words + 0.5) * _SCALE)
@@ -216,7 +237,7 @@ def make_gumbel_noise_of_tokens(
 
 
 def compute_gumbel_number(seed: int, position: int, token_id: int, groups: NoiseGroups, row: int) -> float:
-    """The same of one token, as a plain number: within 2 ulp of the array's."""
+    """Compute `make_gumbel_noise` of one token, as a plain number: within 2 ulp of the array's."""
     group = token_id // NOISE_GROUP_SIZE
     exponential = float(groups.least[row, group])
     if token_id != groups.leaders[row, group]:
@@ -225,7 +246,7 @@ def compute_gumbel_number(seed: int, position: int, token_id: int, groups: Noise
 
 
 def _replace_by_negative_log(values: Floats) -> Floats:
-    """`-log(values)`, in place: a block of noise is large, and new memory costs as much as the logarithm."""
+    """Compute `-log(values)` in place: new memory for a block costs as much as the logarithm."""
     np.log(values, out=values)
     return np.negative(values, out=values)
 

@@ -1,9 +1,10 @@
-"""Where forward passes run that several threads compute.
+"""Runs forward passes that use several threads.
 
-With OpenMP, by which torch and llama.cpp share a pass between cores, a team of threads belongs to each thread that has
-ever called it. Once a process has more of them than cores, all of them wait by sleeping instead of spinning, and a pass
-takes up to twice as long. Requests have a thread each. So they leave their passes to threads that are kept for that,
-as many as there are cores for, and what else a model computes while it is loaded is done in a thread that ends
+torch and llama.cpp share a pass between cores by OpenMP. OpenMP keeps a team of threads for each
+thread that has ever called it. Once a process has more of them than cores, they all sleep instead
+of spinning while they wait, and a pass takes up to twice as long. Each request has a thread of its
+own. So requests hand their passes to a fixed set of threads, as many as the cores can run.
+Everything else that a model computes while it is loaded runs in a thread that then ends
 (`call_in_own_thread`).
 """
 
@@ -23,17 +24,17 @@ T = TypeVar("T")
 
 
 class _ThreadKind(threading.local):
-    is_for_passes = False  # but in threads that are
+    is_for_passes = False  # True in the threads for passes
 
 
 _current = _ThreadKind()
 
 
 def run_pass(compute: Callable[[], T], *, num_threads: int) -> T:
-    """What `compute` returns or raises: a forward pass with so many threads.
+    """Run a forward pass of `num_threads` threads; return or raise what `compute` does.
 
-    With one it runs here, with several in a thread for passes, in the order of calls. It has ended when this returns or
-    raises, also where the wait was interrupted.
+    With one thread it runs here, with several in a thread for passes, in the order of calls. The
+    pass has ended when this returns or raises, even if the wait was interrupted.
     """
     if num_threads == 1 or _current.is_for_passes:
         return compute()
@@ -43,9 +44,9 @@ def run_pass(compute: Callable[[], T], *, num_threads: int) -> T:
 
 
 class _Pass(Generic[T]):
-    """One call, from the thread that waits for it to the one that runs it.
+    """One call, from the thread that waits for it to the thread that runs it.
 
-    Not a `Future`, whose lock and condition cost more: there is a call for every token.
+    It is not a `Future`, whose lock and condition cost more: there is a call for every token.
     """
 
     def __init__(self, compute: Callable[[], T]) -> None:
@@ -66,7 +67,7 @@ class _Pass(Generic[T]):
         while not self._outcomes and self._error is None:
             try:
                 self._ended.get()
-            except BaseException as error:  # noqa: BLE001 - of a signal, in the main thread: what is read must outlive the pass
+            except BaseException as error:  # noqa: BLE001 - a signal's; the pass must end first
                 interrupt = error
         raised = interrupt or self._error
         try:
@@ -74,7 +75,8 @@ class _Pass(Generic[T]):
                 raise raised
             return self._outcomes[0]
         finally:
-            del raised, interrupt, self  # or an error would hold this frame, and the frame it
+            # otherwise the error and this frame would reference each other
+            del raised, interrupt, self
 
 
 _PassQueue: TypeAlias = "SimpleQueue[_Pass[Any]]"
@@ -84,14 +86,14 @@ _opening = threading.Lock()
 
 @call_in_forked_child
 def _reset_after_fork() -> None:
-    """The child has no threads that run what is in the queues, nor that release the lock."""
+    """Reset the queues and the lock: the child has none of the parent's threads."""
     global _opening  # noqa: PLW0603 - a lock that may be held cannot be released
     _opening = threading.Lock()
     _queues.clear()
 
 
 def _open_queue(num_threads: int) -> _PassQueue:
-    """The queue of passes with so many threads; with it come the threads that run what is in it."""
+    """Return the queue of passes with `num_threads` threads; start its threads if it is new."""
     with _opening:
         if num_threads not in _queues:
             queue = _queues[num_threads] = SimpleQueue()

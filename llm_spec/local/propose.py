@@ -1,8 +1,9 @@
-"""The draft's half of a round: guesses at the next tokens, from a draft that may fail, stall or give nonsense.
+"""The draft's half of a round: proposals from a draft that may fail, stall or return nonsense.
 
-A drafted token that was drawn (it has `probs`) and can be verified is verified, whatever becomes of its draft. To drop
-it for what was drawn, or for what followed from that, favours the tokens that are not dropped: rejection sampling then
-gives another distribution than the target's. A rule by the distribution itself, known before the draw, is harmless.
+A drafted token that was sampled (it has `probs`) and can be verified is verified, even if the draft
+fails. Dropping it because of its value, or of what followed from that, would favour other tokens:
+rejection sampling would no longer give the target's distribution. Stopping because of the
+distribution itself, known before sampling, is harmless.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ __all__ = [
     "get_confidence_before_sampling",
 ]
 
-_SUM_TOLERANCE: Final = 1e-3  # by which probabilities may miss 0, 1 or their sum
+_SUM_TOLERANCE: Final = 1e-3  # tolerance for probabilities outside 0..1 and for their sum
 
 
 class ReadOnlyTokenIds(Sequence[int]):
-    """A view of a list that grows, for those who may read it."""
+    """A read-only view of a list that grows."""
 
     __slots__ = ("_token_ids",)
 
@@ -56,10 +57,11 @@ class ReadOnlyTokenIds(Sequence[int]):
 
 
 def check_draft_token(token: DraftToken, vocab_size: int) -> DraftToken:
-    """The token, with an id that is an int and the probs, if any, that hold it; its confidence is left as it is.
+    """Check a drafted token and return it, with an id of type int.
 
-    Raises DraftError for an id outside the vocabulary and for probs that are not a distribution over it. The error
-    names types and numbers, never a text that the draft gave.
+    Raises DraftError for an id outside the vocabulary, and for probs that are not a distribution
+    over it. The confidence is not checked. The error names types and numbers, never a text of the
+    draft.
     """
     if not isinstance(token, DraftToken):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code gives it
         raise DraftError(f"the draft proposed a value of type {type(token).__name__}; it must be a DraftToken")
@@ -78,31 +80,34 @@ def check_draft_token(token: DraftToken, vocab_size: int) -> DraftToken:
 def _check_draft_probs(drafted_probs: object, token_id: int, vocab_size: int) -> None:
     if not isinstance(drafted_probs, np.ndarray):
         raise DraftError(
-            f"probs of token id {token_id} are of type {type(drafted_probs).__name__}; it must be a numpy array"
+            f"probs of token id {token_id} are of type {type(drafted_probs).__name__}; they must be a numpy array"
         )
     probs = cast("NDArray[np.float64]", drafted_probs)
     if probs.shape != (vocab_size,) or not (
         abs(probs.sum() - 1) < _SUM_TOLERANCE and probs.min() >= 0 < probs[token_id]
     ):
-        raise DraftError(f"probs of token id {token_id} are not {vocab_size} probabilities")
+        raise DraftError(
+            f"probs of token id {token_id} are not {vocab_size} probabilities with sum 1, above 0 for the token"
+        )
 
 
 def check_confidence(confidence: float | None) -> None:
-    """Raise DraftError for a confidence that is neither None nor in 0..1, in words as `check_draft_token`'s."""
+    """Raise DraftError unless the confidence is None or in 0..1; the error quotes no text."""
     if confidence is None:
         return
     if not hasattr(confidence, "__float__"):
         raise DraftError(
             f"a drafted token's confidence is of type {type(confidence).__name__}; it must be a number from 0 to 1"
         )
-    if not -_SUM_TOLERANCE <= confidence <= 1 + _SUM_TOLERANCE:  # also NaN
+    if not -_SUM_TOLERANCE <= confidence <= 1 + _SUM_TOLERANCE:  # also rejects NaN
         raise DraftError(f"a drafted token's confidence is {float(confidence)}; it must be from 0 to 1")
 
 
 def get_confidence_before_sampling(token: DraftToken) -> float | None:
-    """How sure a draft was before it drew (None: it cannot say): what may decide whether its token is proposed.
+    """Return how sure a draft was before it sampled, or None if it cannot say.
 
-    The token is one that `check_draft_token` gave. Raises as `check_confidence`.
+    This may decide whether its token is proposed. The token must have passed `check_draft_token`.
+    Raises as `check_confidence` does.
     """
     if token.probs is not None:
         return float(token.probs.max())
@@ -113,9 +118,10 @@ def get_confidence_before_sampling(token: DraftToken) -> float | None:
 class Proposer:
     """One request's draft, or none; used by one thread at a time.
 
-    Any failure of the draft (an exception, an id outside the vocabulary, a proposal that takes longer than `timeout_s`)
-    ends drafting, never the answer. `fallback` then says why. KeyboardInterrupt and SystemExit pass through.
-    `context_ids` are prompt and answer, a list that grows. Drafting ends within one token once `cancelled` is set.
+    Any failure of the draft ends drafting, never the answer: an exception, an id outside the
+    vocabulary, or a proposal that takes longer than `timeout_s`. `fallback` then holds the reason.
+    KeyboardInterrupt and SystemExit pass through. `context_ids` are prompt and answer, a list that
+    grows. Once `cancelled` is set, drafting ends within one token.
     """
 
     def __init__(
@@ -126,13 +132,13 @@ class Proposer:
         self._timeout_s = timeout_s
         self._cancelled = cancelled
         self._draft: TokenDraft | None = None
-        self._self_paced: SelfPacedTokenDraft | None = None  # the draft, if it is one
-        self.self_paced_s = 0.0  # of the last proposal: what the draft itself weighs
+        self._self_paced: SelfPacedTokenDraft | None = None  # `_draft`, if it paces itself
+        self.self_paced_s = 0.0  # the draft's own time for the last proposal
         self.fallback: str | None = None
 
     @property
     def has_open_draft(self) -> bool:
-        """Whether there is a draft to ask."""
+        """True if there is a draft to ask."""
         return self._draft is not None
 
     def open_draft_if_possible(self, open_draft: Callable[[], TokenDraft]) -> None:
@@ -142,10 +148,11 @@ class Proposer:
             self._self_paced = draft if isinstance(draft, SelfPacedTokenDraft) else None
 
     def propose(self, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
-        """Draft up to `draft_room` tokens, as many as the lookahead policy chooses; empty if there is no draft.
+        """Draft up to `draft_room` tokens, as many as the lookahead policy chooses.
 
-        If the draft fails on the way, its earlier tokens are kept: a sampled token must be verified, or the answer
-        would not have the target's distribution.
+        Returns an empty list if there is no draft. If the draft fails on the way, its earlier
+        tokens are kept: a sampled token must be verified, or the answer would not have the target's
+        distribution.
         """
         proposal: list[DraftToken] = []
         self.self_paced_s = 0.0
@@ -165,7 +172,7 @@ class Proposer:
                 self._self_paced.end_round(token_ids, verify_s)
 
     def close(self) -> None:
-        """Close the draft, after which the target goes on alone; calling it twice is harmless."""
+        """Close the draft; the target then continues alone. A second call does nothing."""
         draft, self._draft, self._self_paced = self._draft, None, None
         if draft is not None:
             with _DropDraftOnFailure(self, " (raised by the draft's close)"):
@@ -174,7 +181,7 @@ class Proposer:
     def _collect_proposal(
         self, draft: TokenDraft, proposal: list[DraftToken], lookahead: LookaheadController, max_drafted: int
     ) -> None:
-        """Append checked tokens to `proposal` until one of its ends is reached."""
+        """Append checked tokens to `proposal` until a limit is reached."""
         if max_drafted < 1:
             return
         give_up_at = time.perf_counter() + self._timeout_s
@@ -183,7 +190,7 @@ class Proposer:
         with contextlib.closing(as_closable_generator(draft.propose(self._context_ids))) as guesses:
             for guess in guesses:
                 token = check_draft_token(guess, vocab_size)
-                proposal.append(token)  # from here on it is verified, whatever becomes of its draft
+                proposal.append(token)  # from here on it is verified, even if the draft fails
                 try:
                     check_confidence(token.confidence)
                 except DraftError:
@@ -202,17 +209,17 @@ class Proposer:
             raise DraftError(f"a proposal took longer than {self._timeout_s} s")
 
     def drop_draft(self, error: BaseException, where: str = "") -> None:
-        """Close the draft, which has failed; the first reason is kept."""
+        """Close the failed draft; the first reason is kept."""
         if self.fallback is None:
-            cause = "" if isinstance(error, Exception) else " (raised by the draft; nobody cancelled it)"
+            cause = "" if isinstance(error, Exception) else " (raised by the draft; the request was not cancelled)"
             self.fallback = format_error_line(error) + (where or cause)
         self.close()
 
 
 class _DropDraftOnFailure:
-    """Whatever the draft raises ends the draft, not the answer.
+    """Turns any error of the draft into the end of drafting, not of the answer.
 
-    Also CancelledError: no task of the caller's is cancelled in here.
+    This includes CancelledError: none of the caller's tasks is cancelled in here.
     """
 
     def __init__(self, proposer: Proposer, where: str = "") -> None:

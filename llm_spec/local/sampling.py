@@ -1,8 +1,9 @@
-"""From logits to probabilities, and from probabilities to a token. The arrays are numpy's.
+"""Logits to probabilities, and probabilities to a token. The arrays are numpy's.
 
-Filters apply in this order: constraint, logit bias, repetition penalty (prompt and answer), presence and frequency
-penalty (answer alone), temperature, top-k, top-p, min-p. Draft and target apply the same ones. Constraint and penalties
-see the drafted tokens before their position (vLLM #42744 dropped the penalties on verified tokens).
+Filters apply in this order: constraint, logit bias, repetition penalty (prompt and answer),
+presence and frequency penalty (answer alone), temperature, top-k, top-p, min-p. Draft and target
+apply the same ones. Constraint and penalties take into account the drafted tokens before their
+position (vLLM #42744 dropped the penalties on verified tokens).
 """
 
 from __future__ import annotations
@@ -31,35 +32,39 @@ __all__ = [
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]  # float16, float32 or float64
 
-_MIN_TEMPERATURE = 1e-30  # below this the division would overflow; the distribution is one-hot long before
-_MAX_SORTED = 4096  # values that are quickly sorted
-_GROUP_SIZE = 64  # values, whose largest ones say where the largest of all begin
-_FIRST_SORTED = 64  # values of a large vocabulary that are sorted to find those with most of the mass, …
-_SORTED_FACTOR = 8  # … and then so many times as many
-_BLOCK_NUMBERS = 2**15  # noise computed in one call: numpy's overhead is gone and the work still fits in the L2 cache
-_MAX_DENSE = 2**14  # tokens of a vocabulary whose noise is computed for all of them …
-_SPARSE_POSITIONS = 16  # … and otherwise positions that are prepared at once
+# below this the division would overflow; the distribution is one-hot long before
+_MIN_TEMPERATURE = 1e-30
+_MAX_SORTED = 4096  # this many values are sorted quickly
+_GROUP_SIZE = 64  # the largest value of each group gives a bound for the largest of all
+_FIRST_SORTED = 64  # values of a large vocabulary that are sorted first to find the nucleus
+_SORTED_FACTOR = 8  # the number of sorted values grows by this factor
+# noise numbers computed in one call: numpy's overhead is gone and the work still fits in the L2
+# cache
+_BLOCK_NUMBERS = 2**15
+_MAX_DENSE = 2**14  # the largest vocabulary whose noise is computed for all tokens
+_SPARSE_POSITIONS = 16  # positions prepared at once for larger vocabularies
 _CACHED_POSITIONS = 34  # the longest draft, its bonus and one more
 
 
 class TokenConstraint(Protocol):
-    """Which tokens an answer may hold; of one request, used by one thread at a time."""
+    """Restricts the tokens of one request's answer; used by one thread at a time."""
 
     def mask(self, answer_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """Tell which tokens may follow `answer_ids`, drafted ones among them: [vocab_size], not to be written to.
+        """Return which tokens may follow `answer_ids`: [vocab_size], read-only.
 
-        A function of `answer_ids` alone, whatever the order of calls.
+        `answer_ids` may end with drafted tokens. The result depends only on `answer_ids`, not on
+        the order of calls.
         """
         ...
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    """Whether the token is the most likely one: temperature 0, or not given."""
+    """Return True if the most likely token is taken: temperature 0, or not given."""
     return not sampling.temperature
 
 
 def needs_no_penalties(sampling: Sampling) -> bool:
-    """Whether logits are used as they come: no bias and no penalty, so that a row does not depend on the context."""
+    """Return True if there is no bias and no penalty: a row then does not depend on the context."""
     return (
         not sampling.logit_bias
         and sampling.repetition_penalty in {None, 1.0}
@@ -71,7 +76,10 @@ def needs_no_penalties(sampling: Sampling) -> bool:
 def apply_bias_and_penalties(
     logits: FloatArray, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
 ) -> FloatArray:
-    """Logits [vocab_size] after bias and penalties: float64, or the same array where there are none."""
+    """Return logits [vocab_size] after bias and penalties, in float64.
+
+    Returns the same array if there are none.
+    """
     if needs_no_penalties(sampling):
         return logits
     out = logits.astype(np.float64)
@@ -92,9 +100,10 @@ def apply_bias_and_penalties(
 def compute_sampling_logprobs(
     logits: FloatArray, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
 ) -> NDArray[np.float64]:
-    """Log-probabilities up to a constant, [vocab_size], -inf where filtered; greedy: 0 at the best token.
+    """Return log-probabilities up to a constant, [vocab_size], -inf if filtered.
 
-    `logits`: [vocab_size]. Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
+    If sampling is greedy, the best token has 0. `logits` is [vocab_size]. Raises ModelOutputError
+    for logits that hold NaN or +inf, or nothing but -inf.
     """
     scores = apply_bias_and_penalties(logits, sampling, context_ids, num_prompt_tokens)
     check_best_logit_is_finite(float(scores.max()), len(context_ids))
@@ -113,14 +122,20 @@ def compute_sampling_logprobs(
 
 
 def check_best_logit_is_finite(value: float, position: int) -> None:
-    """Raise ModelOutputError unless the largest logit of a row is finite (NaN and +inf come out as the largest)."""
+    """Raise ModelOutputError unless the largest logit of a row is finite.
+
+    NaN and +inf count as the largest.
+    """
     if not math.isfinite(value):
         fault = "hold NaN" if math.isnan(value) else "hold +inf" if value > 0 else "are all -inf"
         raise ModelOutputError(f"the model's logits at position {position} {fault}")
 
 
 def _filter_top_k_and_top_p(scores: NDArray[np.float64], top_k: int | None, top_p: float | None) -> NDArray[np.float64]:
-    """Keep the `top_k` largest, and of those the fewest whose mass reaches `top_p` (at least one): [vocab_size]."""
+    """Keep the `top_k` largest scores, then the fewest whose mass reaches `top_p`: [vocab_size].
+
+    At least one score is kept.
+    """
     if top_k is None and top_p is not None and scores.shape[0] > _MAX_SORTED:
         ordered, num_kept = _sort_nucleus(scores, top_p)
     else:
@@ -131,7 +146,8 @@ def _filter_top_k_and_top_p(scores: NDArray[np.float64], top_k: int | None, top_
             num_kept = 1 + int(np.count_nonzero(mass < top_p * mass[-1]))
     border = ordered[num_kept - 1]
     keep = scores >= border
-    if num_kept < ordered.shape[0] and ordered[num_kept] == border:  # a tie: exactly num_kept stay, lower ids first
+    # a tie: exactly num_kept stay, lower ids first
+    if num_kept < ordered.shape[0] and ordered[num_kept] == border:
         tied = scores == border
         room = num_kept - int(np.count_nonzero(scores > border))
         keep &= ~tied | (tied.cumsum() <= room)
@@ -139,9 +155,10 @@ def _filter_top_k_and_top_p(scores: NDArray[np.float64], top_k: int | None, top_
 
 
 def _sort_nucleus(scores: NDArray[np.float64], top_p: float) -> tuple[NDArray[np.float64], int]:
-    """The largest values, largest first, and how many of them have a mass of `top_p`; one more, or all.
+    """Return the largest values in descending order, and how many have a mass of `top_p`.
 
-    The mass of all is summed in float32, six times as fast: it changes `top_p` by less than 1e-6.
+    The array holds at least one more value than that, or all. The total mass is summed in float32,
+    which is six times as fast and changes `top_p` by less than 1e-6.
     """
     weights = np.exp((scores - scores.max()).astype(np.float32))
     needed = top_p * float(weights.sum(dtype=np.float64))
@@ -155,19 +172,22 @@ def _sort_nucleus(scores: NDArray[np.float64], top_p: float) -> tuple[NDArray[np
 
 
 def _sum_weights(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mass of the first value, of the first two, …, relative to the first one's: [num_values]."""
+    """Return the cumulated mass of the values, relative to the first one: [num_values]."""
     return np.asarray(np.exp(ordered - ordered[0]).cumsum())
 
 
 def _sort_top_descending(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """The `count` largest values, or all where there are fewer, largest first."""
+    """Return the `count` largest values in descending order, or all if there are fewer."""
     if count < values.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
         values = np.partition(_drop_small_values(values, count), -count)[-count:]
     return np.sort(values)[::-1]
 
 
 def _drop_small_values(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Some of the values, the `count` largest among them: `count` groups of values have one as large as the least."""
+    """Drop values that cannot be among the `count` largest.
+
+    The border is the `count`-th largest of the groups' maxima, so at least `count` values reach it.
+    """
     num_groups = values.shape[0] // _GROUP_SIZE
     if count > num_groups:
         return values
@@ -177,10 +197,10 @@ def _drop_small_values(values: NDArray[np.float64], count: int) -> NDArray[np.fl
 
 
 class Sampler:
-    """Samples one request's tokens. Its draft and its target share it; one thread uses it at a time.
+    """Samples one request's tokens. Draft and target share it; one thread uses it at a time.
 
-    The noise of a position is always the same. So draft and target sample the same token where their probabilities
-    agree (Daliri et al., arXiv 2408.07978).
+    The noise of a position is always the same. So draft and target sample the same token if their
+    probabilities agree (Daliri et al., arXiv 2408.07978).
     """
 
     def __init__(
@@ -210,7 +230,7 @@ class Sampler:
         self._scorers: dict[int, TokenScorer] = {}
 
     def choose_token(self, logits: FloatArray, context_ids: Sequence[int]) -> int:
-        """The token at position `len(context_ids)`, from its logits ([vocab_size])."""
+        """Choose the token at position `len(context_ids)` from its logits ([vocab_size])."""
         if self.greedy:
             scores = self.adjust_and_constrain_logits(logits, context_ids)
             best = int(scores.argmax())
@@ -224,24 +244,27 @@ class Sampler:
         return int(token_ids[scores.argmax()])
 
     def sample_token_with_margin(self, logprobs: NDArray[np.float64], position: int) -> tuple[int, float]:
-        """The same token, and by how much its log-probability with its noise is above that of every other token."""
+        """Sample the same token; also return its margin.
+
+        The margin is by how much its log-probability plus noise exceeds that of every other token.
+        """
         token_ids, scores = self._get_scorer(position).score_likely_tokens(logprobs, position, 2)
         best = int(scores.argmax())
         best_score, scores[best] = float(scores[best]), -np.inf
         return int(token_ids[best]), best_score - float(scores.max())
 
     def adjust_and_constrain_logits(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
-        """`apply_bias_and_penalties` of this request, of the tokens that its constraint allows."""
+        """Return `apply_bias_and_penalties` for this request; forbidden tokens have -inf."""
         allowed = self._apply_constraint(logits, context_ids)
         return apply_bias_and_penalties(allowed, self.sampling, context_ids, self.num_prompt_tokens)
 
     def compute_logprobs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
-        """`compute_sampling_logprobs` of this request, over the tokens that its constraint allows."""
+        """Return `compute_sampling_logprobs` for this request, over the allowed tokens."""
         allowed = self._apply_constraint(logits, context_ids)
         return compute_sampling_logprobs(allowed, self.sampling, context_ids, self.num_prompt_tokens)
 
     def compute_probs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
-        """The probabilities that a token is drawn with after all filters: [vocab_size], sums to 1."""
+        """Return the probabilities after all filters: [vocab_size], sum 1."""
         probs = self.compute_logprobs(logits, context_ids)
         probs -= probs.max()
         np.exp(probs, out=probs)
@@ -249,20 +272,20 @@ class Sampler:
         return probs
 
     def fit_vocabulary(self, logits: FloatArray) -> FloatArray:
-        """A draft's logits in the target's vocabulary: padding columns differ between models (vLLM #10913)."""
+        """Fit a draft's logits to the target's vocabulary; padding columns differ (vLLM #10913)."""
         missing = self.vocab_size - logits.shape[0]
         if missing > 0:
             return np.concatenate([logits, np.full(missing, -np.inf, dtype=logits.dtype)])
         return logits[: self.vocab_size] if missing else logits
 
     def prepare_noise(self, position: int) -> None:
-        """Have the noise from a position on ready: who happens to ask for it first should not look slow for it."""
+        """Prepare the noise from a position on, so that its first user is not timed as slow."""
         if not self.greedy:
             self._get_scorer(position)
             self._get_scorer(position + self._block_length)
 
     def _get_scorer(self, position: int) -> TokenScorer:
-        """The one of a position; the noise of several is prepared at once, and the oldest dropped."""
+        """Return the scorer of a position. It covers a block of them; the oldest is dropped."""
         index = position // self._block_length
         scorer = self._scorers.get(index)
         if scorer is None:
@@ -274,7 +297,7 @@ class Sampler:
         return scorer
 
     def _apply_constraint(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
-        """Logits ([vocab_size]) with those of forbidden tokens at -inf."""
+        """Return the logits ([vocab_size]) with those of forbidden tokens at -inf."""
         if self.constraint is None:
             return logits
         return np.where(self.constraint.mask(context_ids[self.num_prompt_tokens :]), logits, -np.inf)

@@ -1,4 +1,4 @@
-"""Seeds for requests that bring none. Apart from the sampling, which needs numpy."""
+"""Seeds for requests without one, in a module of their own: sampling needs numpy."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["draw_random_seed"]
 
 
 def draw_random_seed() -> int:
-    """64 random bits."""
+    """Return 64 random bits."""
     return int.from_bytes(os.urandom(8), "little")

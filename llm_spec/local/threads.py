@@ -1,13 +1,15 @@
-"""Blocking work beside an event loop: iterate in a thread, consume in a coroutine.
+"""Runs blocking work in threads beside an event loop: iterate in a thread, consume in a coroutine.
 
-A model that admits eight requests joins their forward passes, and needs a thread for each. For models that set no
-bound of their own there is one on what runs at once: few of each event loop, on two cores six.
+A model that admits eight requests joins their forward passes, and needs a thread for each. Models
+without a bound of their own share a bound on concurrent work for each event loop (six on two
+cores).
 
-The program ends when its main thread does, whatever is under way in a daemon thread's loop: then all of it is
-cancelled, ends within a step, and its consumers are cancelled. Nothing more begins.
+The program ends when its main thread does. If an event loop in a daemon thread is then still
+running, its work is cancelled and ends within a step, its consumers are cancelled, and nothing new
+begins.
 
-Native code that recurses as deep as its input wants takes more stack than any of these threads have, and to overflow it
-ends the process: `call_on_deep_stack`.
+Native code that recurses as deeply as its input demands needs more stack than these threads have,
+and an overflow ends the process. `call_on_deep_stack` gives it more.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ __all__ = [
 
 
 def count_usable_cores() -> int:
-    """Cores that this process may use, as far as the system reports it."""
+    """Return the number of cores that this process may use, as far as the system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -51,7 +53,10 @@ T = TypeVar("T")
 
 
 def as_closable_generator(items: Iterator[T]) -> Generator[T]:
-    """An iterator as something that `contextlib.closing` can close; if it is a generator, closing runs its clean-up."""
+    """Turn an iterator into a generator that `contextlib.closing` can close.
+
+    Closing it runs the clean-up of `items` if that is a generator.
+    """
     yield from items
 
 
@@ -59,8 +64,6 @@ P = ParamSpec("P")
 
 
 class _PooledCall:
-    """One call, and where its outcome goes."""
-
     def __init__(self, function: Callable[[], object], outcome: Future[object]) -> None:
         self._function = function
         self._outcome = outcome
@@ -72,7 +75,7 @@ class _PooledCall:
             result = self._function()
         except BaseException as error:  # noqa: BLE001 - it is raised where the outcome is taken
             self._outcome.set_exception(error)
-            del self  # or the error would hold this frame, and the frame it
+            del self  # otherwise the error and this frame would reference each other
         else:
             self._outcome.set_result(result)
 
@@ -81,10 +84,10 @@ _CallQueue: TypeAlias = "SimpleQueue[_PooledCall]"
 
 
 class DaemonThreadPool(Executor):
-    """At most `max_threads`, each made when it is needed; those that are idle are used again.
+    """Runs calls in at most `max_threads` threads, started when needed and used again.
 
-    A `ThreadPoolExecutor` keeps a program from ending until its last call has returned, and has no threads in a forked
-    child, which waits for them.
+    A `ThreadPoolExecutor` keeps a program from ending until its last call has returned. In a forked
+    child it has no threads, and the child waits for them.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
@@ -116,34 +119,39 @@ class DaemonThreadPool(Executor):
                 self._num_idle += 1
 
 
-_MAX_THREADS: Final = 1024  # far above what models of one process admit together; each is made when it is needed
+_MAX_THREADS: Final = 1024  # far above what models of one process admit together
 
-# Those that are idle are used again: a new one costs little itself, but so does not what a backend keeps for each.
+# Idle threads are used again: a new one is cheap, but a backend keeps memory for each.
 _threads: Final = DaemonThreadPool(_MAX_THREADS, "llm_spec")
 
-_NUM_PLACES: Final = min(32, count_usable_cores() + 4)  # as asyncio's own threads
+_NUM_PLACES: Final = min(32, count_usable_cores() + 4)  # asyncio's own default
 _places: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = WeakKeyDictionary()
 
-_MAX_END_S: Final = 2.0  # that the end of the program waits for steps under way: torch's may take as long
+# how long the end of the program waits for steps under way; one of torch may take this long
+_MAX_END_S: Final = 2.0
 _under_way: Final[set[threading.Event]] = set()  # the `cancelled` of each iteration
 _program_is_ending = threading.Event()
 
 _WAKE_INTERVAL_S: Final = 0.025  # 40 times a second looks smooth
 
-_STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far as it is used
+_STACK_BYTES: Final = 128 * 1024 * 1024  # of address space; only the part that is used takes memory
 _deep_call = threading.Lock()
 
 
 def call_in_own_thread(function: Callable[[], T]) -> T:
-    """What `function` returns or raises, called in a thread that ends with it: see `pass_threads.py`."""
+    """Call `function` in a thread that ends with it; return or raise what it does.
+
+    `pass_threads.py` says why.
+    """
     return _start_call(function, "llm_spec_load").result()
 
 
 def call_on_deep_stack(function: Callable[[], T]) -> T:
-    """What `function` returns or raises, called in a thread with 128 MiB of stack; one call at a time.
+    """Call `function` in a thread with 128 MiB of stack, one call at a time.
 
-    `threading.stack_size` is the process's. A thread that another part of it starts just then gets as much, which costs
-    it addresses alone.
+    Returns or raises what `function` does. `threading.stack_size` applies to the whole process, so
+    a thread that starts elsewhere at the same moment gets the same size. That costs it only address
+    space.
     """
     with _deep_call:
         usual_bytes = threading.stack_size(_STACK_BYTES)
@@ -168,7 +176,7 @@ def _start_call(function: Callable[[], T], name: str) -> futures.Future[T]:
 
 
 def _get_places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-    """The places for threads that work for this event loop and have no other bound."""
+    """Return the semaphore for threads of this event loop that have no other bound."""
     places = _places.get(loop)
     if places is None:
         places = _places[loop] = asyncio.Semaphore(_NUM_PLACES)
@@ -179,16 +187,19 @@ def _get_places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
 async def iterate_in_thread(
     make: Callable[[threading.Event], Iterator[Sequence[T]]], *, is_bounded: bool = False
 ) -> AsyncGenerator[AsyncIterator[T]]:
-    """Run `make(cancelled)` and its iteration in a worker thread; yield the items of its batches on the loop.
+    """Run `make(cancelled)` and its iteration in a worker thread; yield its items on the loop.
 
-    Batches, because to wake the loop costs time: its work competes with the thread's for the interpreter and a core.
-    So batches that follow each other within milliseconds come together, at most 50 ms late.
+    The iterator gives batches, because waking the loop takes time from the worker: both compete for
+    the interpreter and a core. Batches that follow each other within milliseconds are delivered
+    together, at most 50 ms late.
 
-    Leaving the context sets `cancelled` and returns when the thread has ended, so that nothing of a request outlives
-    it; the iterator should look at `cancelled` at least once per step. What the iterator raises, the consumer gets.
+    Leaving the context sets `cancelled` and returns when the thread has ended, so that nothing of a
+    request outlives it. The iterator should check `cancelled` at least once per step. The consumer
+    receives what the iterator raises.
 
-    `is_bounded`: it waits until few enough such threads work for this event loop. It counts as one until its thread
-    ends, and no longer: a consumer that waits for another answer of this loop must not hold that up.
+    With `is_bounded`, it waits until few enough such threads work for this event loop. It counts as
+    one only until its thread ends: a consumer that waits for another answer of this loop must not
+    block that answer.
     """
     loop = asyncio.get_running_loop()
     places = _get_places(loop) if is_bounded else None
@@ -199,17 +210,18 @@ async def iterate_in_thread(
     def run_and_send() -> None:
         started.set()
         if cancelled.is_set():
-            return  # left before its turn came: nobody listens any more
+            return  # left before its turn came
         _under_way.add(cancelled)
         try:
             _raise_if_program_is_ending()
             with closing(as_closable_generator(make(cancelled))) as produced:
                 for batch in produced:
-                    if cancelled.is_set():  # the last batch of an answer that was cut off says that it is whole
+                    # the last batch of a cut-off answer would say that it is whole
+                    if cancelled.is_set():
                         break
                     outbox.put(batch)
             _raise_if_program_is_ending()
-        except asyncio.CancelledError as error:  # no task runs here, so it is an error like any other
+        except asyncio.CancelledError as error:  # no task runs here: the error is an ordinary one
             raise RuntimeError("CancelledError was raised in a worker thread, but nothing was cancelled") from error
         finally:
             _under_way.discard(cancelled)
@@ -232,13 +244,13 @@ async def iterate_in_thread(
 
 
 def _raise_if_program_is_ending() -> None:
-    """Cancel the consumer: what has been cut must not look like an answer, and an error would be printed."""
+    """Cancel the consumer: a cut answer must not look complete, and an error would be printed."""
     if _program_is_ending.is_set():
-        raise futures.CancelledError  # which asyncio raises as its own
+        raise futures.CancelledError  # asyncio raises it as its own
 
 
 def _end_with_program() -> None:
-    """Cancel what is under way, and wait for it: native code must not be in the middle of a step."""
+    """Cancel the work under way and wait for it: native code must not be interrupted."""
     _program_is_ending.set()
     give_up_at_s = time.monotonic() + _MAX_END_S
     while _under_way and time.monotonic() < give_up_at_s:
@@ -247,19 +259,19 @@ def _end_with_program() -> None:
         time.sleep(0.001)
 
 
-atexit.register(_end_with_program)  # it is called when all threads have ended that are not daemons
+atexit.register(_end_with_program)  # called when all threads but the daemons have ended
 
 
 @call_in_forked_child
 def _reset_after_fork() -> None:
-    """No thread of the parent's is in the child, and none holds its locks."""
+    """Reset what the parent's threads held: none of them exists in the child."""
     global _deep_call  # noqa: PLW0603 - a lock that may be held cannot be released
     _deep_call = threading.Lock()
     _under_way.clear()
 
 
 class Outbox(Generic[T]):
-    """Batches on their way from a thread, which puts them in, to the loop, which takes them out."""
+    """Batches on their way from a worker thread to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -268,7 +280,10 @@ class Outbox(Generic[T]):
         self._last_put_s = self._last_woken_s = -math.inf
 
     def put(self, batch: Sequence[T]) -> None:
-        """Hand over; the loop is woken unless that can wait for the next batch, if it takes as long as this one."""
+        """Add a batch. The loop is woken unless it can wait for the next batch.
+
+        It can wait if a batch that takes as long as this one would still be in time.
+        """
         now = time.perf_counter()
         took_s, self._last_put_s = now - self._last_put_s, now
         self._batches.append(batch)
@@ -277,14 +292,14 @@ class Outbox(Generic[T]):
             self._loop.call_soon_threadsafe(self._has_news.set)
 
     def close(self) -> None:
-        """There are no more batches."""
+        """Mark the end of the batches."""
         self._batches.append(None)
         self._loop.call_soon_threadsafe(self._has_news.set)
 
     async def take(self) -> Sequence[T] | None:
-        """The next batch; None: there will be no more."""
+        """Return the next batch, or None after the last."""
         if not self._batches:
-            # a batch that waits for the next one waits no longer than this, whatever holds the next one up
+            # a batch waits no longer than this for the next one
             timer = self._loop.call_later(2 * _WAKE_INTERVAL_S, self._has_news.set)
             try:
                 while not self._batches:
@@ -303,7 +318,10 @@ async def _receive_items(outbox: Outbox[T], thread: asyncio.Future[None]) -> Asy
 
 
 async def _wait_for_thread(thread: asyncio.Future[None]) -> None:
-    """Wait for the thread even while being cancelled. Its error was raised already, or no caller is left."""
+    """Wait for the thread even while being cancelled.
+
+    Its error was raised already, or no caller is left.
+    """
     interrupted: asyncio.CancelledError | None = None
     while not thread.done():
         try:

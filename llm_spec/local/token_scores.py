@@ -1,7 +1,8 @@
-"""A token's score is its log-probability with its noise: the token with the largest one is sampled.
+"""Scores of tokens: log-probability plus noise. The token with the largest score is sampled.
 
-In a small vocabulary all scores are computed. In a large one noise takes longer than all else that sampling does, and
-most tokens are too unlikely for any noise: `SparseScorer` computes the scores of the others.
+In a small vocabulary all scores are computed. In a large one, noise takes longer than the rest of
+sampling, and most tokens are too unlikely to win with any noise. `SparseScorer` computes the scores
+of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from llm_spec.local.noise import (
 
 __all__ = ["DenseScorer", "SparseScorer", "TokenScorer", "TokenScores"]
 
-_ROUNDING: Final = 1e-9  # more than what rounding changes a score by
+_ROUNDING: Final = 1e-9  # more than rounding can change a score
 
 
 class TokenScores(NamedTuple):
@@ -32,18 +33,18 @@ class TokenScores(NamedTuple):
 
 
 class TokenScorer(Protocol):
-    """Scores with the noise of some positions, for coupled sampling."""
+    """Scores tokens with the noise of some positions, for coupled sampling."""
 
     def score_likely_tokens(self, logprobs: NDArray[np.float64], position: int, num_best: int) -> TokenScores:
-        """The scores of all tokens that may be among the `num_best` (1 or 2) with the largest; of others perhaps, too.
+        """Score all tokens that may be among the `num_best` (1 or 2) best; others may be included.
 
-        `logprobs`: [vocab_size], up to a constant, -inf for tokens that cannot be sampled.
+        `logprobs` is [vocab_size], up to a constant, -inf for tokens that cannot be sampled.
         """
         ...
 
 
 class DenseScorer:
-    """The noise of all tokens, computed at once: numpy is quicker then."""
+    """Computes the noise of all tokens at once, which is faster in numpy."""
 
     def __init__(self, seed: int, positions: range, vocab_size: int) -> None:
         self._start = positions.start
@@ -55,7 +56,7 @@ class DenseScorer:
 
 
 class SparseScorer:
-    """The largest noise of each group of tokens, and that of the tokens for which it matters."""
+    """Computes the largest noise of each group of tokens, and that of the tokens that can win."""
 
     def __init__(self, seed: int, positions: range, vocab_size: int) -> None:
         self._seed = seed
@@ -70,14 +71,14 @@ class SparseScorer:
     def score_likely_tokens(self, logprobs: NDArray[np.float64], position: int, num_best: int) -> TokenScores:
         row = position - self._start
         least = self._find_least_score(logprobs, position, num_best) - _ROUNDING
-        # a token with less than this does not reach it, even with the largest noise of its group
+        # a token below this cannot win, even with the largest noise of its group
         needed = np.repeat(least - self._largest[row], NOISE_GROUP_SIZE)[: self._vocab_size]
         token_ids = np.flatnonzero(logprobs >= needed)
         noise = make_gumbel_noise_of_tokens(self._seed, position, token_ids, self._groups, row)
         return TokenScores(token_ids, logprobs[token_ids] + noise)
 
     def _find_least_score(self, logprobs: NDArray[np.float64], position: int, num_best: int) -> float:
-        """A score that `num_best` tokens reach: the likeliest ones, or those with the most noise."""
+        """Return a score that `num_best` tokens reach: the likeliest, or those of most noise."""
         row = position - self._start
         likeliest = [int(logprobs.argmax())] if num_best == 1 else np.argpartition(logprobs, -2)[-2:].tolist()
         least = min(

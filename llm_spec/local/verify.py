@@ -1,7 +1,8 @@
-"""The target's half of a round: it reads the drafted tokens in one forward pass and says how many of them stand.
+"""The target's half of a round: it verifies the drafted tokens in one forward pass.
 
-`HostVerifier` reads a session's logits and applies an acceptance rule in this process. `DeviceVerifier` leaves
-sampling and acceptance to the device that the model is on, and takes a draft that lives there into the same step.
+`HostVerifier` reads a session's logits and applies an acceptance rule in this process.
+`DeviceVerifier` leaves sampling and acceptance to the model's device, and includes a draft on that
+device in the same step.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ __all__ = ["DeviceVerifier", "HostVerifier", "VerifiedProposal", "Verifier"]
 
 
 class VerifiedProposal(NamedTuple):
-    """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them: the correction, or the bonus.
+    """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them.
 
-    `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it; of
-    passes that are shared with other requests, this one's part.
-    `logprobs` are those of the accepted tokens and the next, if they were requested.
+    `next_token_id` is the correction or the bonus. `draft_s` and `verify_s` are the times of
+    drafting and verifying, measured on the device that did it. If a pass is shared with other
+    requests, only this request's part counts. `logprobs` are those of the accepted tokens and the
+    next one, if they were requested.
     """
 
     proposal: Sequence[DraftToken]
@@ -42,11 +44,14 @@ class VerifiedProposal(NamedTuple):
 
 
 class Verifier(Protocol):
-    """One request's target, with its prompt read; used by one thread at a time. Raises what the target raises."""
+    """One request's target, with its prompt read; used by one thread at a time.
+
+    It raises what the target raises.
+    """
 
     @property
     def has_own_draft(self) -> bool:
-        """Whether it drafts where it is given no proposal."""
+        """True if it drafts when it is given no proposal."""
         ...
 
     @property
@@ -68,8 +73,9 @@ class Verifier(Protocol):
     ) -> VerifiedProposal:
         """Judge a proposal that follows `context_ids`, and forget its rejected part.
 
-        Where the proposal is empty, a verifier that `has_own_draft` drafts up to `draft_room` tokens, as many as the
-        lookahead wants. It may begin the next round ahead while the answer has `room_ahead` for drafted tokens.
+        If the proposal is empty, a verifier that `has_own_draft` drafts up to `draft_room` tokens,
+        as many as the lookahead wants. It may begin the next round ahead while the answer has
+        `room_ahead` for drafted tokens.
         """
         ...
 
@@ -79,9 +85,10 @@ class Verifier(Protocol):
 
 
 class HostVerifier:
-    """Verify with a session's logits and an acceptance rule, in this process; see `Verifier`.
+    """Verifies with a session's logits and an acceptance rule, in this process; see `Verifier`.
 
-    `top_logprobs`: how many tokens' log-probabilities are read from each row; None: no row is read.
+    `top_logprobs` is how many tokens' log-probabilities are read from each row. With None, no row
+    is read.
     """
 
     has_own_draft = False
@@ -105,7 +112,7 @@ class HostVerifier:
         *,
         exact: bool = True,
     ) -> HostVerifier:
-        """Open a session and read the prompt, but for the last token: the first round reads it."""
+        """Open a session and read the prompt except its last token, which the first round reads."""
         session = target.open(exact=exact)
         try:
             prefill_prompt(session, prompt_ids[:-1], cancelled, exact=exact)
@@ -127,14 +134,15 @@ class HostVerifier:
     ) -> VerifiedProposal:
         started = time.perf_counter()
         token_ids = [context_ids[-1], *(token.token_id for token in proposal)]
-        logits = self._session.forward(token_ids, num_rows=len(token_ids))  # [len(proposal) + 1, vocab_size]
+        # [len(proposal) + 1, vocab_size]
+        logits = self._session.forward(token_ids, num_rows=len(token_ids))
         shared_s = self._measure_shared_s(time.perf_counter() - started)
         try:
             num_accepted, next_token_id = self._rule.verify_proposal(logits, context_ids, proposal)
         except ModelOutputError as error:
             raise ModelOutputError(f"{self._name}: {error}") from error
         logprobs: Sequence[ChosenLogprob] = ()
-        if self._top_logprobs is not None:  # here, while the rows are valid
+        if self._top_logprobs is not None:  # now, while the rows are valid
             chosen_ids = (*token_ids[1 : num_accepted + 1], next_token_id)
             logprobs = compute_chosen_logprobs(logits, chosen_ids, self._top_logprobs)
         self._session.truncate(len(context_ids) + num_accepted)
@@ -145,13 +153,13 @@ class HostVerifier:
         self._session.close()
 
     def _measure_shared_s(self, forward_s: float) -> float:
-        """How much of the seconds of a forward pass were spent on other requests."""
+        """Return the seconds of a forward pass that were spent on other requests."""
         cost_s = None if self._sharing_session is None else self._sharing_session.forward_cost_s
         return 0.0 if cost_s is None else forward_s - cost_s
 
 
 class DeviceVerifier:
-    """Verify where the target lives; see `Verifier`."""
+    """Verifies on the target's device; see `Verifier`."""
 
     def __init__(self, runner: DeviceRoundRunner) -> None:
         self._runner = runner
@@ -159,7 +167,7 @@ class DeviceVerifier:
         self.open_draft_s = runner.open_draft_s
 
     def prepare_round(self, position: int) -> None:
-        """Nothing: the device makes its own noise."""
+        """Do nothing: the device makes its own noise."""
 
     def verify_proposal(
         self,
@@ -181,7 +189,7 @@ class DeviceVerifier:
 
 
 def _choose_num_draft_tokens(lookahead: LookaheadController, draft_room: int) -> int:
-    """How many tokens to draft at once: as many as the lookahead policy chooses without their confidences."""
+    """Return how many tokens to draft at once: the lookahead policy decides without confidences."""
     max_drafted = min(lookahead.limit(), draft_room)
     count = min(1, max_drafted)
     while count < max_drafted and lookahead.wants_more([None] * count):

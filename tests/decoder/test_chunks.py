@@ -117,7 +117,7 @@ def test_chunks_end_at_the_deadline(pause_s: float) -> None:
             assert target.num_open == 1
             await asyncio.sleep(0.2)
             assert target.num_open == 0
-            with pytest.raises(TransientError, match="not done by the deadline"):
+            with pytest.raises(TransientError, match="did not finish by the deadline"):
                 await reading
         assert not decoder.is_target_circuit_open
 

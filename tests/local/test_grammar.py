@@ -566,11 +566,11 @@ def test_models_that_cannot_are_refused() -> None:
     """One whose tokenizer tells nothing, one that has no EOS, one whose tokenizer the library cannot read."""
     table = TableModel()
     assert not LocalProvider(table).capabilities.response_format
-    with pytest.raises(InvalidRequestError, match="table:model does not share its vocabulary"):
+    with pytest.raises(InvalidRequestError, match="but table:model does not expose its vocabulary"):
         build_answer_constraint(table, ask(FORMATS["regex"]))
     fields = {"fingerprint": "other", "encode": list, "decode": str, "encode_chat": list}
     endless = SimpleNamespace(**fields, eos_token_ids=frozenset(), to_tokenizer_json=TOKENIZER.to_tokenizer_json)
-    with pytest.raises(InvalidRequestError, match="stub has no token that ends an answer"):
+    with pytest.raises(InvalidRequestError, match="but stub has no end-of-answer token"):
         build_answer_constraint(
             cast("TokenModel", SimpleNamespace(name="stub", tokenizer=endless)), ask(FORMATS["regex"])
         )

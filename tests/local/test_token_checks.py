@@ -25,7 +25,7 @@ LAW = np.array([0.25, 0.75, 0.0])
         (DraftToken(None), "id is of type NoneType"),  # type: ignore[arg-type]
         (DraftToken(3), "token id 3 is outside the vocabulary of 3"),
         (DraftToken(-1), "token id -1 is outside"),
-        (DraftToken(1, 0.5, [0.0, 1.0, 0.0]), "token id 1 are of type list; it must be a numpy array"),  # type: ignore[arg-type]
+        (DraftToken(1, 0.5, [0.0, 1.0, 0.0]), "token id 1 are of type list; they must be a numpy array"),  # type: ignore[arg-type]
         (DraftToken(1, 0.5, np.array([0.5, 0.5])), "are not 3 probabilities"),
         (DraftToken(2, 0.5, LAW), "are not 3 probabilities"),  # a token that cannot be
         (DraftToken(1, 0.5, 2 * LAW), "are not 3 probabilities"),

@@ -1,1 +1,1 @@
-"""How models write tool calls and reasoning in their text: reading them, and grammars for them."""
+"""Parsers and grammars of the tool calls and reasoning in models' text."""

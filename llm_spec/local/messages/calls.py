@@ -1,6 +1,7 @@
-"""One tool call in the text of a model: where it ends, and what it says.
+"""One tool call in a model's text: its end, and its name and arguments.
 
-Nothing here raises for what a model writes. A call that is broken, or names no tool of the request, is text.
+Nothing here raises for a model's text. A call that is broken, or names no tool of the request, is
+text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from llm_spec.contract.formats import ARGUMENTS_KEYS, SPACE, MessageFormat
 __all__ = ["ToolCallScanner", "WrittenToolCall", "parse_tool_calls"]
 
 _BRACKETS: Final = {"{": "}", "[": "]"}
-_MAX_DEPTH: Final = 100  # of brackets in each other; json itself gives up at about 1,000
+_MAX_DEPTH: Final = 100  # nested brackets; json itself fails at about 1,000
 _MAX_HEADER: Final = 256
 
 
@@ -27,9 +28,9 @@ class WrittenToolCall(NamedTuple):
 
 
 class ToolCallScanner:
-    """Find the end of one call in text that comes piece by piece; every character is looked at once.
+    """Finds the end of one call in text that comes in pieces; reads every character once.
 
-    `state`: `open` while it goes on, `complete` at its end, `broken` where it cannot become a call any more.
+    `state` is `open` until the end, `complete` at the end, and `broken` if it cannot become a call.
     """
 
     def __init__(self, message_format: MessageFormat) -> None:
@@ -38,12 +39,12 @@ class ToolCallScanner:
         self._mark = mark = message_format.text_mark
         self._header = re.compile(message_format.header)
         self._outside = re.compile(rf"{re.escape(mark)}|[{{}}\[\]]")
-        # in JSON a text has no line breaks: where one comes, its end was forgotten
+        # a JSON string has no line breaks: its closing quote was forgotten
         self._inside = re.compile(rf"{mark}|\\.|[\x00-\x1f]" if mark == '"' else re.escape(mark), re.DOTALL)
         self.state: Literal["open", "complete", "broken"] = "open"
-        self.name: str | None = None  # of a header
+        self.name: str | None = None  # from the header
         self.value_start = self.value_end = -1
-        self.end = -1  # of the call, after what closes it
+        self.end = -1  # the end of the call, after its closing mark
         self._text = ""
         self._at = 0
         self._open_brackets: list[str] = []
@@ -51,16 +52,16 @@ class ToolCallScanner:
 
     @property
     def num_characters(self) -> int:
-        """Characters that it was fed."""
+        """The number of characters fed so far."""
         return len(self._text)
 
     @property
     def bracketed_text(self) -> str:
-        """What stands in the outermost brackets, with them."""
+        """The text of the outermost brackets, with them."""
         return self._text[self.value_start : self.value_end]
 
     def feed(self, piece: str) -> None:
-        """Add the text that follows what opened the call."""
+        """Add the text that follows the opening mark of the call."""
         self._text += piece
         if self.state == "open" and self.value_start < 0:
             self._find_bracketed_text()
@@ -84,14 +85,15 @@ class ToolCallScanner:
         self.value_start = self._at = at
 
     def _is_bracketed_text_start(self, at: int, header_start: int) -> bool:
-        """Whether a value begins here; a bracket of a header (`name[ARGS]{`) does not begin one."""
+        """Return True if a value begins here; a bracket of a header (`name[ARGS]{`) begins none."""
         return self._text[at] == "{" or (self._text[at] == "[" and at == header_start)
 
     def _find_bracketed_text_end(self) -> None:
         while self.value_end < 0:
             found = (self._inside if self._in_text else self._outside).search(self._text, self._at)
             if found is None:
-                self._at = max(self._at, len(self._text) - len(self._mark))  # a mark may be incomplete here
+                # a mark may be incomplete here
+                self._at = max(self._at, len(self._text) - len(self._mark))
                 return
             self._at = found.end()
             self._advance_past(found[0])
@@ -99,7 +101,7 @@ class ToolCallScanner:
                 return
 
     def _advance_past(self, found: str) -> None:
-        """Go on after a mark, a bracket, an escape or a line break."""
+        """Update the state after a mark, a bracket, an escape or a line break."""
         if found == self._mark:
             self._in_text = not self._in_text
         elif self._in_text:
@@ -115,7 +117,7 @@ class ToolCallScanner:
             self.value_end = self._at
 
     def end_answer(self) -> None:
-        """Nothing follows any more, and the model wanted no more: a call that only lacks its last mark is complete."""
+        """End the answer, as its model did: a call that lacks only its last mark is complete."""
         if self.state == "open" and self.value_end >= 0:
             self.end = len(self._text)
             self.state = "complete"
@@ -126,7 +128,8 @@ class ToolCallScanner:
         if rest.startswith(self._close, start):
             self.end = self.value_end + start + len(self._close)
             self.state = "complete"
-        elif rest.startswith(self.message_format.call_open, start):  # the next one, and the mark was forgotten
+        # the next call begins, and the closing mark was forgotten
+        elif rest.startswith(self.message_format.call_open, start):
             self.end = self.value_end
             self.state = "complete"
         elif not any(mark.startswith(rest[start:]) for mark in (self._close, self.message_format.call_open)):
@@ -134,9 +137,9 @@ class ToolCallScanner:
 
 
 def parse_tool_calls(scanner: ToolCallScanner, names: Collection[str]) -> list[WrittenToolCall] | None:
-    """The calls that a complete scan holds (several in an array); None: it is text.
+    """Return the calls of a complete scan (several in an array), or None if it is text.
 
-    Names must be of `names`. Arguments are a JSON object, and stay as the model wrote them.
+    Names must be in `names`. Arguments are a JSON object, and stay as the model wrote them.
     """
     value, message_format = scanner.bracketed_text, scanner.message_format
     try:
@@ -153,7 +156,7 @@ def parse_tool_calls(scanner: ToolCallScanner, names: Collection[str]) -> list[W
 
 
 def _parse_json_tool_calls(text: str) -> Iterator[WrittenToolCall]:
-    """The calls of an object, or of an array of objects; raises ValueError for anything else."""
+    """Yield the calls of an object, or of an array of objects; raises ValueError otherwise."""
     if text.startswith("["):
         for start, end in _find_json_members(text, has_keys=False).values():
             yield from _parse_json_tool_calls(text[start:end])
@@ -168,16 +171,19 @@ def _parse_json_tool_calls(text: str) -> Iterator[WrittenToolCall]:
     name: Any = json.loads(text[slice(*members["name"])])
     key = next((key for key in ARGUMENTS_KEYS if key in members), None)
     arguments = "" if key is None else text[slice(*members[key])]
-    if arguments.startswith('"'):  # an object that was made a text once more
+    if arguments.startswith('"'):  # an object that was encoded as a string once more
         arguments = json.loads(arguments)
     is_empty = arguments.strip(SPACE) in ("", "null")
     yield WrittenToolCall(name if isinstance(name, str) else "", "{}" if is_empty else arguments)
 
 
 def _find_json_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int]]:
-    """Where the values of an object (by key) or array (by index) stand in its text; raises ValueError for bad JSON."""
+    """Return where the values of an object (by key) or array (by index) stand in its text.
+
+    Raises ValueError for invalid JSON.
+    """
     decoder = json.JSONDecoder()
-    json.loads(text)  # as a whole it is good, so what follows is about places alone
+    json.loads(text)  # the whole is valid, so the rest only finds places
     if not text.startswith("{" if has_keys else "["):
         raise ValueError("neither an object nor an array")
     places: dict[Any, tuple[int, int]] = {}
@@ -194,14 +200,14 @@ def _find_json_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int
 
 
 def _skip_space_and_mark(text: str, at: int, mark: str) -> int:
-    """The next place that is neither space nor `mark`."""
+    """Return the next place that is neither space nor `mark`."""
     while text[at] in SPACE or text[at] == mark:
         at += 1
     return at
 
 
 def _translate_fields_to_json(text: str, mark: str) -> str:
-    """JSON of `{key:value,…}` whose texts stand between marks: every text and every key gets quotes."""
+    """Turn `{key:value,…}` with texts between marks into JSON: quote all texts and keys."""
     parts = text.split(mark)
     outside = (re.sub(r"(?<=[{,])\s*([\w.$-]+)\s*:", r'"\1":', part) for part in parts[0::2])
     inside = (json.dumps(part, ensure_ascii=False) for part in parts[1::2])

@@ -1,4 +1,7 @@
-"""The grammar of answers that must call tools, or whose calls keep to a schema, in llguidance's variant of Lark."""
+"""Writes the grammar of answers with tool calls, in llguidance's variant of Lark.
+
+It is used for answers that must call tools, or whose calls must follow a schema.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,13 @@ def write_tool_grammar(
     dump_schema: Callable[[Mapping[str, Any], str], str],
     content_schema: str | None = None,
 ) -> str:
-    """The grammar of a whole answer, which begins after its prompt.
+    """Write the grammar of a whole answer, which begins after its prompt.
 
-    Reasoning may precede what it demands, where the model reasons; `is_reasoning`: the prompt has opened it.
-    `mark_tokens`: control tokens, by id, which a grammar names in place of their texts. `dump_schema(schema, where)`
-    gives a schema's text. `content_schema`: what an answer without calls keeps to; None: it is free.
-    Arguments that are not JSON (`named_fields`) keep to names and types of the outermost fields alone.
+    If the model reasons, reasoning may come first. `is_reasoning`: the prompt has opened it.
+    `mark_tokens` are control tokens by id, which a grammar names by id.
+    `dump_schema(schema, where)` returns a schema's text. `content_schema` constrains an answer
+    without calls; with None, it is free. Arguments that are not JSON (`named_fields`) are
+    constrained only in the names and types of their outermost fields.
     """
     quote = _GrammarQuoter(mark_tokens)
     writer = _ToolCallGrammarWriter(message_format, tool_use, quote, dump_schema)
@@ -60,7 +64,7 @@ def write_tool_grammar(
 
 
 class _GrammarQuoter:
-    """Texts as a grammar writes them: quoted, and by id where they are control tokens."""
+    """Writes texts for a grammar: quoted, or by id if they are control tokens."""
 
     def __init__(self, mark_tokens: Mapping[int, str]) -> None:
         self._ids = {text: token_id for token_id, text in mark_tokens.items()}
@@ -73,7 +77,10 @@ class _GrammarQuoter:
         return " ".join(parts)
 
     def write_text_up_to(self, name: str, mark: str, text: str = "TEXT") -> str:
-        """A rule of text up to the first mark, with it: text has no control tokens, and may begin any other mark."""
+        """Write a rule of text up to and including the first mark.
+
+        Text has no control tokens, and may begin any other mark.
+        """
         return f"{name}{'' if mark in self._ids else '[lazy]'}: {text} {self(mark)}"
 
 
@@ -106,7 +113,7 @@ class _ToolCallGrammarWriter:
             self.rules += _write_unquoted_value_rules(quote, message_format.text_mark, self._text_lengths)
 
     def write_free_answer(self) -> str:
-        """An answer that may call: text, in which calls keep to the rules."""
+        """Write an answer that may call: text, in which calls follow the rules."""
         row, quote = self._format, self._quote_without_key
         if row.is_bare:
             self.rules.append(r"OTHER: /[^{ \t\r\n](.|\n)*/")
@@ -127,11 +134,11 @@ class _ToolCallGrammarWriter:
 
     @property
     def _writes_calls_as_list(self) -> bool:
-        """Whether all calls stand in one array."""
+        """True if all calls stand in one array."""
         return self._format.body == "json" and not self._format.call_close and not self._format.is_bare
 
     def _write_call_after_opening_mark(self) -> str:
-        """What follows a call's opening mark."""
+        """Write the rest of a call after its opening mark."""
         row, quote = self._format, self._quote_without_key
         if self._writes_calls_as_list:
             more = "" if self._has_one else '(", " body)*'
@@ -155,7 +162,10 @@ class _ToolCallGrammarWriter:
 
 
 def _write_fields_rule(schema: Mapping[str, Any], mark: str) -> str:
-    """`{key:value,…}` of an object's outermost properties: those that are required in their order, then others."""
+    """Write `{key:value,…}` of an object's outermost properties.
+
+    The required ones come first, in their order.
+    """
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required = [name for name in schema.get("required") or () if name in properties]
     if not properties:
@@ -169,7 +179,10 @@ def _write_fields_rule(schema: Mapping[str, Any], mark: str) -> str:
 
 
 def _write_value_rule(schema: object, mark: str) -> str:
-    """The rule of a value by its type; any value where the schema says more than a type and texts to choose from."""
+    """Write the rule of a value by its type.
+
+    Any value is allowed if the schema has more than a type and texts to choose from.
+    """
     if not isinstance(schema, Mapping):
         return "any_value"
     fields = cast("Mapping[str, Any]", schema)
@@ -188,7 +201,7 @@ def _is_text_length(longest: object) -> TypeGuard[int]:
 
 
 def _find_text_lengths(tool_use: ToolUse) -> Sequence[int]:
-    """Each `maxLength` of an outermost property, once."""
+    """Return each `maxLength` of an outermost property, once."""
     lengths: set[int] = set()
     for tool in tool_use.tools:
         properties: Mapping[str, Any] = _get_enforced_schema(tool, tool_use).get("properties") or {}
@@ -200,7 +213,7 @@ def _find_text_lengths(tool_use: ToolUse) -> Sequence[int]:
 
 
 def _write_unquoted_value_rules(quote: _GrammarQuoter, mark: str, text_lengths: Iterable[int]) -> list[str]:
-    """The rules of values without quotes, whose texts go from one mark to the next, and hold anything else."""
+    """Write the rules of unquoted values; their texts go from one mark to the next."""
     return [
         f"text_value: {quote(mark)} text_end",
         quote.write_text_up_to("text_end", mark),
@@ -215,7 +228,7 @@ def _write_unquoted_value_rules(quote: _GrammarQuoter, mark: str, text_lengths: 
 
 
 def _get_enforced_schema(tool: Tool, tool_use: ToolUse) -> Mapping[str, Any]:
-    """The schema that a tool's arguments are held to: any object unless the request demands more."""
+    """Return the schema of a tool's arguments: any object unless the request demands more."""
     if not (tool.is_strict or tool_use.must_call) or not tool.parameters:
         return _ANY_OBJECT
     return {**tool.parameters, "type": "object"}

@@ -1,8 +1,8 @@
-"""An answer's text, as its model writes it, to text, reasoning and tool calls.
+"""Parses an answer's text into text, reasoning and tool calls.
 
-What comes out does not depend on how the text was cut. What may be the beginning of a mark is held back, and so is a
-call until it is whole: one that its model breaks off, or whose JSON is broken, is text. Only the mark behind it may be
-left out, where the answer ends or the next call begins.
+The result does not depend on how the text was cut. A possible beginning of a mark is held back, and
+so is a call until it is whole. A call that breaks off, or whose JSON is invalid, is text. Only the
+closing mark may be missing, if the answer ends or the next call begins.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ __all__ = ["MessageParser"]
 
 
 class MessageParser:
-    """One answer's state; does no I/O.
+    """The state of one answer; does no I/O.
 
-    message_format, tool_names: how calls are written, and which tools there are; without either there are no calls.
-    reasoning: the marks of reasoning, which only the beginning of an answer may be; None: it is text.
+    message_format, tool_names: how calls are written, and which tools there are; without either
+        there are no calls.
+    reasoning: the marks of reasoning, which may only begin an answer; with None, reasoning is text.
     is_reasoning: the prompt has opened the reasoning already.
-    make_call_id: the id of the call at an index.
-    max_calls: after so many calls the answer is over (`is_over`).
+    make_call_id: returns the id of the call at an index.
+    max_calls: after this many calls the answer is over (`is_over`).
     """
 
     def __init__(
@@ -46,33 +47,33 @@ class MessageParser:
         starts_in_reasoning = is_reasoning and reasoning is not None
         self._state = self._read_reasoning if starts_in_reasoning else self._read_answer_text
         self._may_reason = bool(self._reasoning.open) and not starts_in_reasoning
-        self._is_at_start = True  # nothing but space and reasoning so far, or since the last call
-        self._drops_space = starts_in_reasoning  # what comes next is space between marks
+        self._is_at_start = True  # only space and reasoning so far, or since the last call
+        self._drops_space = starts_in_reasoning  # the next space stands between marks
         self._scanner: ToolCallScanner | None = None
         self._is_cut_off = False
-        self._num_opening = 0  # characters held before a call's body: space, and what opened it
+        self._num_opening = 0  # characters held before a call's body: space and opening mark
         self.num_calls = 0
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes now is reasoning."""
+        """True if the next text is reasoning."""
         return self._state == self._read_reasoning
 
     @property
     def is_over(self) -> bool:
-        """Whether all calls that there may be have been written."""
+        """True if all allowed calls have been written."""
         return self._max_calls is not None and self.num_calls >= self._max_calls
 
     def push(self, delta: TextDelta) -> list[StreamEvent]:
-        """Add text; return what may be shown of it now."""
+        """Add text; return the events that may be shown now."""
         self._held.hold_delta(delta)
         return self._read_held_text(is_end=False)
 
     def flush(self, *, is_cut_off: bool = False) -> list[StreamEvent]:
-        """What is still held back: the answer has ended.
+        """Return what is still held back at the end of the answer.
 
-        `is_cut_off`: by a limit, not by its model or where the request wanted it to. Then a call without its end is
-        text.
+        With `is_cut_off`, a limit ended it, neither its model nor a stop of the request. A call
+        without its end is then text.
         """
         self._is_cut_off = is_cut_off
         return self._read_held_text(is_end=True)
@@ -86,7 +87,7 @@ class MessageParser:
                 break
         return events
 
-    # ------------------------------------------------------------------------------------------ reasoning
+    # ------------------------------------------------------------------------------------ reasoning
 
     def _read_reasoning(self, is_end: bool) -> Sequence[StreamEvent]:
         self._drop_space_beside_marks()
@@ -103,14 +104,14 @@ class MessageParser:
         return [ReasoningDelta(written.rstrip(SPACE))] if written.strip(SPACE) else []
 
     def _drop_space_beside_marks(self) -> None:
-        """Leave out space that stands between marks and what they mark."""
+        """Drop space between marks and the text that they enclose."""
         if self._drops_space:
             text = self._held.text
             self._held.drop_characters(len(text) - len(text.lstrip(SPACE)))
             self._drops_space = not self._held.text
 
     def _try_to_open_reasoning(self) -> bool:
-        """Whether the held text begins with reasoning, which is open from now on."""
+        """Open reasoning if the held text begins with it; return True if it does."""
         text = self._held.text
         start = len(text) - len(text.lstrip(SPACE))
         if not text.startswith(self._reasoning.open, start):
@@ -119,7 +120,7 @@ class MessageParser:
         self._state, self._drops_space, self._may_reason = self._read_reasoning, True, False
         return True
 
-    # ------------------------------------------------------------------------------------------ text
+    # ----------------------------------------------------------------------------------------- text
 
     def _read_answer_text(self, is_end: bool) -> Sequence[StreamEvent]:
         self._drop_space_beside_marks()
@@ -140,7 +141,7 @@ class MessageParser:
         return self._release_text(len(text) if is_end else len(text) - self._count_held_back_characters(text))
 
     def _find_tool_call_start(self) -> tuple[int, int] | None:
-        """Where a call begins in the held text, and where its body; None: nowhere yet."""
+        """Return where a call and its body begin in the held text, or None if there is none yet."""
         if self._format is None:
             return None
         text = self._held.text
@@ -153,11 +154,11 @@ class MessageParser:
 
     @property
     def _separator_characters(self) -> str:
-        """Characters that may stand between two calls."""
+        """The characters that may stand between two calls."""
         return SPACE if self._format is None or not self.num_calls else SPACE + self._format.separator
 
     def _count_held_back_characters(self, text: str) -> int:
-        """Characters at the end of a text that may belong to a mark, or are space before one."""
+        """Return how many last characters may belong to a mark or are space before one."""
         marks: list[str] = []
         if self._format is not None:
             marks.append(self._format.call_open)
@@ -174,7 +175,7 @@ class MessageParser:
             self._is_at_start = self._may_reason = False
         return released
 
-    # ------------------------------------------------------------------------------------------ calls
+    # ---------------------------------------------------------------------------------------- calls
 
     def _read_tool_call(self, is_end: bool) -> Sequence[StreamEvent]:
         scanner = self._scanner
