@@ -53,7 +53,7 @@ from llm_spec_torch.width_search import AgreeingWidthSearch
 __all__ = ["TorchModel"]
 
 _KEY_PADDING: Final = 256  # places; attention reads a multiple of it
-# A CPU's attention reads blocks of so many keys; a part of a block has other bits.
+# A CPU's attention reads blocks of this size; a part of a block has other bits.
 _BATCHED_KEY_PADDING: Final = 512
 _CPU_MEMORY_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_MEMORY_SHARE: Final = 0.8  # of the memory that is free after loading the weights

@@ -22,8 +22,8 @@ class TorchOptions(TypedDict, total=False):
     float32 on a CPU.
     `device`: "cpu", "cuda", "cuda:1", …; the default is CUDA if there is any.
     `attention`: "sdpa" (torch's fused attention, the default) or "eager".
-    `layers`: only the first so many layers, followed by the last norm and head: an early-exit
-    draft.
+    `layers`: the number of first layers that an early-exit draft has before the last norm and head;
+    all by default.
     `exact`: False gives up the same-text promise: passes are not padded. The promise has a price.
     On a CPU, passes are padded to the next width with equal bits (mostly by nothing, but a single
     row is read as two). On CUDA, every pass has `max_width` rows, which costs little as long as

@@ -1,4 +1,4 @@
-"""Inputs that show in which order a kernel adds, where rounding to bfloat16 would hide it.
+"""Inputs that show in which order a kernel adds, even if it rounds to bfloat16.
 
 Kernels that add the same products in different orders differ in the last bits of float32. That
 changes about one in 60,000 outputs in bfloat16 (measured: one row among others with
@@ -45,7 +45,7 @@ _MATRIX_FACTOR: Final = 2.0**40  # so large that a bias vanishes beside the sums
 _MAX_EXPONENT: Final = 12
 _SCORE_FACTOR: Final = 2.0**6  # of queries and keys, so that a score's rounding error is about 1
 _NUM_NORMED: Final = 16
-_NUM_TRIED: Final = 4096  # enough numbers to find one where vector code and scalar code differ
+_NUM_TRIED: Final = 4096  # enough numbers to find one for which vector and scalar code differ
 
 
 def hides_order(network: TransformerNetwork) -> bool:

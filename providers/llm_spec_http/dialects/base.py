@@ -26,7 +26,7 @@ PostJson: TypeAlias = Callable[[str, Body], Awaitable[Any]]
 
 
 class TokenApiDialect(Protocol):
-    """How to call a kind of server with token ids.
+    """The calls with token ids of a kind of server.
 
     `post_json` posts a body to a path and returns the answer's JSON. An answer in an unexpected
     form raises AttributeError, LookupError, TypeError or ValueError.
@@ -63,7 +63,7 @@ class TokenApiDialect(Protocol):
 
 
 class MessageApiDialect(Protocol):
-    """How to let a kind of server parse token ids into a message as its chat endpoint does.
+    """The calls that parse token ids into a message as the server's chat endpoint does.
 
     `body` is a chat request with the dialect's names. Errors are as in `TokenApiDialect`.
     """
