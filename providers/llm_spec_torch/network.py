@@ -119,7 +119,7 @@ class LayerWeights:
     gate_up: Linear
     down: Linear
     after_mlp_norm: RmsNorm | None
-    kind: int  # index in Network.kinds
+    kind: int  # index in TransformerNetwork.kinds
 
 
 class LayerKernels(Protocol):
