@@ -1,4 +1,4 @@
-"""GGUF files through llama.cpp. Importing this does not load it."""
+"""A provider for GGUF files, through llama.cpp. Importing this package does not load llama.cpp."""
 
 from __future__ import annotations
 

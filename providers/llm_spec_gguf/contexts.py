@@ -1,4 +1,4 @@
-"""The contexts of a GGUF model: those of closed sessions are kept for the next ones."""
+"""The contexts of a GGUF model; contexts of closed sessions are kept for later ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from llm_spec_gguf.library import LlamaContext
 
 __all__ = ["ContextPool"]
 
-_MAX_IDLE: Final = 2  # of closed sessions: to make one takes as long as some tokens, to read a prompt far longer
+# Contexts of closed sessions. Making one takes as long as some tokens, reading a prompt far longer.
+_MAX_IDLE: Final = 2
 
 
 class ContextPool:
-    """Contexts that no session has, the longest idle one first. Safe to use from several threads.
+    """The idle contexts, the longest idle one first; several threads may use the pool.
 
-    `make_context(num_tokens)`: a new one with room for so many.
+    `make_context(num_tokens)` returns a new context with room for that many tokens.
     """
 
     def __init__(self, make_context: Callable[[int], LlamaContext]) -> None:
@@ -31,9 +32,10 @@ class ContextPool:
         self._lock = threading.Lock()
 
     def acquire(self, num_tokens: int, token_ids: Sequence[int] = (), *, exact: bool) -> LlamaContext:
-        """A context for a prompt, with as much of it as it holds and may be used.
+        """Return a context for a prompt, with the part of the prompt that an idle one holds.
 
-        One that holds nothing of it has room for `num_tokens`. Raises MemoryError.
+        If no idle one holds a part that may be used, the context has room for `num_tokens`. Raises
+        MemoryError.
         """
         with self._lock:
             kept = [context.kept for context in self._idle]
@@ -50,11 +52,11 @@ class ContextPool:
         try:
             return self._make_context(num_tokens)
         except MemoryError:
-            self.close()  # what others would begin with
+            self.close()  # the idle ones, to free memory
         return self._make_context(num_tokens)
 
     def release(self, context: LlamaContext) -> None:
-        """Let others have a context; its tokens stay until then."""
+        """Put a context back; its tokens stay until another session takes it."""
         with self._lock:
             self._idle.append(context)
             oldest = self._idle.pop(0) if len(self._idle) > _MAX_IDLE else None
@@ -62,7 +64,7 @@ class ContextPool:
             oldest.close()
 
     def close(self) -> None:
-        """Release the memory of all of them."""
+        """Release the memory of all idle contexts."""
         with self._lock:
             idle, self._idle = self._idle, []
         for context in idle:

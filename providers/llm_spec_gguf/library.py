@@ -1,7 +1,8 @@
-"""llama.cpp through llama-cpp-python's low-level API: models and contexts whose memory goes with the last reference.
+"""Models and contexts of llama.cpp, through llama-cpp-python's low-level API.
 
-What llama.cpp reports goes to the logger `llm_spec.gguf`: what it calls an error as information, since each becomes an
-exception here, and the rest for debugging. The process has one such log: other users of llama-cpp-python share it.
+Their memory is freed with the last reference. llama.cpp's log goes to the logger `llm_spec.gguf`.
+Its errors are logged as INFO, since each becomes an exception here, and the rest as DEBUG. There is
+one such log in a process, so it also has the messages of other users of llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -29,35 +30,39 @@ from llm_spec.local.pass_threads import run_pass
 
 __all__ = ["KeyType", "LlamaContext", "LlamaModel", "llama"]
 
-llama: Any = importlib.import_module("llama_cpp.llama_cpp")  # its functions are made by a decorator that hides types
+# The decorator of its functions hides their types.
+llama: Any = importlib.import_module("llama_cpp.llama_cpp")
 
-KeyType: TypeAlias = Literal["float16", "bfloat16"]  # of the cached keys; values are float16
+KeyType: TypeAlias = Literal["float16", "bfloat16"]  # of cached keys; cached values are float16
 
 _LOG: Final = logging.getLogger("llm_spec.gguf")
 _ERROR_LEVEL: Final = 4  # GGML_LOG_LEVEL_ERROR
-_SPARE_BYTES: Final = 128 * 2**20  # for what is computed, and for others
-_SEQUENCE: Final = 0  # a context has one
+_SPARE_BYTES: Final = 128 * 2**20  # for intermediate results, and for other programs
+_SEQUENCE: Final = 0  # the only one of a session's context
 _GGML_TYPES: Final[dict[KeyType, int]] = {"float16": 1, "bfloat16": 30}
 _FUNCTION_NAME: Final = re.compile(r"^\w+: ")
 _errors: deque[str] = deque(maxlen=16)
-_loading = threading.Lock()  # one at a time, so that an error belongs to its load
+_loading = threading.Lock()  # one load at a time, so that an error belongs to its load
 
 
 def _log(level: int, text: bytes | None, _: object) -> None:
     line = (text or b"").decode(errors="replace").strip()
     if level == _ERROR_LEVEL and line:
         _errors.append(line)
-    if line.strip("."):  # dots are progress
+    if line.strip("."):  # dots show progress
         _LOG.log(logging.INFO if level == _ERROR_LEVEL else logging.DEBUG, "%s", line)
 
 
-_log_callback: Final = llama.llama_log_callback(_log)  # kept as long as the process, which calls it
+_log_callback: Final = llama.llama_log_callback(_log)  # kept because llama.cpp calls it later
 llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
 
 
 class LlamaModel:
-    """The weights and the vocabulary of a GGUF file. Raises ModelLoadError with what llama.cpp says."""
+    """The weights and the vocabulary of a GGUF file.
+
+    Raises ModelLoadError with llama.cpp's reason.
+    """
 
     def __init__(self, path: Path) -> None:
         _check_is_gguf(path)
@@ -75,14 +80,14 @@ class LlamaModel:
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """About what a key-value cache takes: its keys and values have 16 bits."""
+        """The approximate size of a token's keys and values, which have 16 bits."""
         num_heads, num_kv_heads = llama.llama_model_n_head(self.pointer), llama.llama_model_n_head_kv(self.pointer)
         head_dim = llama.llama_model_n_embd(self.pointer) // max(1, num_heads)
         return int(2 * 2 * llama.llama_model_n_layer(self.pointer) * num_kv_heads * head_dim)
 
     @property
     def score_bytes_per_token(self) -> int:
-        """What a pass keeps of a cached token without flash attention: a float32 for each row and head."""
+        """Bytes of a pass for each cached token without flash attention: float32 a row and head."""
         return int(4 * PREFILL_CHUNK_TOKENS * llama.llama_model_n_head(self.pointer))
 
     def _find_architecture_refusal(self) -> str | None:
@@ -95,7 +100,7 @@ class LlamaModel:
         return None
 
     def read_metadata(self, key: str) -> str | None:
-        """A text of the file's metadata."""
+        """Return a text of the file's metadata, or None if it has none."""
         size = llama.llama_model_meta_val_str(self.pointer, key.encode(), None, 0)
         if size < 0:
             return None
@@ -105,10 +110,11 @@ class LlamaModel:
 
 
 class LlamaContext:
-    """One key-value cache with room for `capacity` tokens, used by one thread at a time. `kept`: which tokens it holds.
+    """One key-value cache with room for `capacity` tokens, for one thread at a time.
 
-    `num_sequences` is 1, but for the search of widths. Raises MemoryError where there is no memory for it; that is
-    looked at first, as llama.cpp ends the process where there is none at all.
+    `kept` tells which tokens it holds. `num_sequences` is 1 except in the search of widths. Raises
+    MemoryError if there is not enough memory. That is checked first, because llama.cpp ends the
+    process if it gets none.
     """
 
     def __init__(
@@ -121,7 +127,7 @@ class LlamaContext:
         flash_attention: bool = True,
         num_sequences: int = 1,
     ) -> None:
-        self._model = model  # it must live as long
+        self._model = model  # must live as long as the context
         self._threads = threads
         self.capacity = capacity
         self.kept = KeptTokens()
@@ -132,7 +138,7 @@ class LlamaContext:
         parameters.n_seq_max = num_sequences
         parameters.kv_unified = True
         parameters.type_k = _GGML_TYPES[key_type]
-        if not flash_attention:  # by default it is used where the model can
+        if not flash_attention:  # by default it is used if the model can
             parameters.flash_attn_type = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.no_perf = True
         bytes_per_token = model.cache_bytes_per_token + (0 if flash_attention else model.score_bytes_per_token)
@@ -153,9 +159,10 @@ class LlamaContext:
         self._logits_by_num_rows: dict[int, NDArray[np.float32]] = {}
 
     def read(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
-        """Append at most PREFILL_CHUNK_TOKENS tokens; the logits after the last `num_rows`, valid until the next call.
+        """Append tokens, at most PREFILL_CHUNK_TOKENS; return logits after the last `num_rows`.
 
-        Raises TargetError where llama.cpp cannot compute them.
+        The logits are [num_rows, vocab_size], valid until the next call. Raises TargetError if
+        llama.cpp cannot compute them.
         """
         count = len(token_ids)
         self._token_ids[:count] = token_ids
@@ -168,7 +175,10 @@ class LlamaContext:
         return self._view_logits(num_rows)
 
     def _view_logits(self, num_rows: int) -> NDArray[np.float32]:
-        """The rows that llama.cpp has written: at one place, until a pass needs a larger one."""
+        """Return a view of llama.cpp's logits.
+
+        They stay at one address until a pass needs more room.
+        """
         pointer = llama.llama_get_logits(self._pointer)
         address = ctypes.addressof(pointer.contents)
         if address != self._logits_address:
@@ -191,25 +201,25 @@ class LlamaContext:
         self.kept.truncate(0)
 
     def copy_from(self, other: LlamaContext) -> None:
-        """Take over what another context of this model holds; this one is empty."""
+        """Copy what another context of this model holds into this empty one."""
         self.load_state(other.save_state(), _SEQUENCE)
         self.kept = replace(other.kept, token_ids=list(other.kept.token_ids))
 
     def save_state(self) -> ctypes.Array[ctypes.c_uint8]:
-        """What the context holds, as llama.cpp writes it."""
+        """Return what the context holds, in llama.cpp's format."""
         size = llama.llama_state_seq_get_size(self._pointer, _SEQUENCE)
         state: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         llama.llama_state_seq_get_data(self._pointer, state, size, _SEQUENCE)
         return state
 
     def load_state(self, state: ctypes.Array[ctypes.c_uint8], sequence: int) -> None:
-        """Append a saved state as a sequence that has none yet."""
+        """Load a saved state as a new sequence."""
         if not llama.llama_state_seq_set_data(self._pointer, state, len(state), sequence):
             raise TargetError("llama.cpp could not copy its cache")
 
 
 def _read_available_bytes() -> float:
-    """Memory that may still be taken, where Linux says so."""
+    """Return the available memory, or infinity if the system does not tell it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
@@ -228,6 +238,6 @@ def _check_is_gguf(path: Path) -> None:
 
 
 def _describe_load_error() -> str:
-    """The first error that llama.cpp reported, without the names of its functions: those after it follow from it."""
+    """Return the first error that llama.cpp reported: later ones follow from it."""
     first = _errors[0] if _errors else "it does not say why"
     return _FUNCTION_NAME.sub("", first).removeprefix("error loading model: ")

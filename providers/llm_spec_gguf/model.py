@@ -1,14 +1,16 @@
 """A GGUF file as a TokenModel.
 
-One text with and without speculation needs equal logits, and kernels differ with the number of rows. So exact sessions
-only run passes of widths at which a row has the same bits (`width_search.py`), padded to the next of them. A single
-row, which plain decoding reads, is among them if that can be had: with several threads llama.cpp treats it in a way of
-its own where keys and values are both float16, which is its default. Then the cache keeps keys in bfloat16.
+The same text with and without speculation needs equal logits, and kernels differ with the number of
+rows. So exact sessions only run passes of widths at which a row has the same bits
+(`width_search.py`), and pad to the next of them. Plain decoding reads a single row, which is one of
+these widths if possible. If keys and values are both float16 (llama.cpp's default), llama.cpp with
+several threads computes a single row differently. The cache then keeps keys in bfloat16.
 
-For some kinds of weights llama.cpp reads several rows hardly faster than one by one, or a single row only agrees where
-it is padded to several. No draft can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
-Elsewhere lookahead begins with what passes cost when they were searched: two rows may take as long as two passes, and
-only long drafts pay that are likely to be right.
+With some kinds of weights, llama.cpp reads several rows hardly faster than one by one, or a single
+row only agrees if it is padded to several. A draft cannot pay there. So `max_width` is 1 and
+nothing is drafted, unless `max_width` was given. Otherwise lookahead starts with the costs that the
+search measured: two rows may take as long as two passes, and then only long drafts that are likely
+to be right pay.
 """
 
 from __future__ import annotations
@@ -33,17 +35,20 @@ from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, Agreei
 __all__ = ["GgufModel"]
 
 _MAX_WIDTH: Final = 16
-_WIDTHS: Final = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28)  # that are looked at: kernels read 4 or 8 rows at a time
-_WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # wider passes are read by kernels for 8 or 4 rows, where there are such
-# What drafting may cost where no draft is right, and must gain where one always is
+_WIDTHS: Final = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28)  # tested; kernels read 4 or 8 rows at a time
+_WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # some weights have other kernels from 8 or 4 rows on
+# Drafts pay below this cost of a plain step, and above this gain from an always right draft.
 _MAX_PLAIN_COST: Final = 1.1
 _MIN_VERIFYING_SPEED: Final = 2.0
-_MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
-_FIRST_CAPACITY: Final = 1024  # tokens a session's cache has room for at first
+_MIN_CONTEXT: Final = 256  # tokens; a model with less is not worth loading
+_FIRST_CAPACITY: Final = 1024  # tokens that a session's first cache has room for
 
 
 class GgufModel:
-    """A file, loaded; see `GgufOptions`. Raises ModelLoadError naming the file, and ConfigError for an option."""
+    """A loaded file; see `GgufOptions`.
+
+    Raises ModelLoadError, which names the file, and ConfigError for an option out of range.
+    """
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class GgufModel:
         )
 
     def describe_passes(self) -> str:
-        """What exact passes look like on this machine, in one line."""
+        """Return one line about exact passes on this machine."""
         if self._found is None:
             return "rows depend on the width of a pass"
         found = self._found
@@ -106,11 +111,14 @@ class GgufModel:
         return f"equal bits with {self._key_type} keys in passes of {widths} rows (and their times): {costs}; {drafts}"
 
     def close(self) -> None:
-        """Release the caches of closed sessions. The weights go with the last reference to the model."""
+        """Release the caches of closed sessions.
+
+        The weights are freed with the last reference to the model.
+        """
         self._contexts.close()
 
     def _search_exact_passes(self) -> tuple[KeyType, AgreeingWidths]:
-        """Keys and widths with which a row has the same bits: such that a single row is one of them, if there are."""
+        """Find a key type and widths at which a row has the same bits, with width 1 if possible."""
         max_widths = [self.max_width, *(width for width in _WIDTHS_OF_NARROW_KERNELS if width < self.max_width)]
         choices = list(itertools.product(max_widths, get_args(KeyType)))
         for needs_single_row in (True, False):
@@ -142,9 +150,10 @@ class GgufModel:
         )
 
     def _get_first_capacity(self) -> int:
-        """Tokens that a cache has room for at first.
+        """Return the tokens that a session's first cache has room for.
 
-        All of them where the model's rotary embeddings depend on that number: what was read would not fit the rest.
+        If the model's rotary embeddings depend on that number, this is the whole context: a larger
+        cache could not use what a smaller one has read.
         """
         architecture = self._model.read_metadata("general.architecture")
         depends = self._model.read_metadata(f"{architecture}.rope.scaling.original_context_length") is not None

@@ -1,4 +1,4 @@
-"""How a GGUF file is loaded and run."""
+"""Options for loading and running a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ __all__ = ["GgufOptions"]
 
 
 class GgufOptions(TypedDict, total=False):
-    """Options of GgufModel and GgufProvider, all by keyword; in a string after a question mark.
+    """Keyword options of GgufModel and GgufProvider; in a string they follow a question mark.
 
-    `threads`: of llama.cpp for one pass, by default as many as this process has processors.
-    `exact`: False gives up the same-text promise, for llama.cpp's own cache and passes as wide as their tokens.
-    `max_width`: most tokens of one verifying pass; lookahead is one less. By default 16, or 1 where rows at once are at
-    best not twice as fast as one by one, so that drafts rarely pay.
-    `flash_attention`: False computes attention by matrix products, which on a CPU may halve the time of a token after a
-    prompt of some thousand. A single row then rarely has the bits of several: drafts pay with `exact=False` only.
-    `max_context`: tokens of prompt and answer, by default the model's own. Memory is taken as they come.
+    `threads`: threads of llama.cpp for one pass; by default, one for each processor of this
+    process.
+    `exact`: False gives up the same-text promise and uses llama.cpp's own cache and unpadded
+    passes.
+    `max_width`: most tokens of one verifying pass; lookahead is one less. The default is 16, or 1
+    if several rows at once are at best not twice as fast as one by one, so that drafts rarely pay.
+    `flash_attention`: False computes attention by matrix products. On a CPU that may halve the time
+    of a token after a prompt of some thousand tokens. A single row then rarely has the same bits as
+    several, so drafts pay only with `exact=False`.
+    `max_context`: most tokens of prompt and answer, by default the model's own limit. Memory is
+    taken as the tokens come.
     """
 
     threads: int

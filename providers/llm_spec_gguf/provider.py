@@ -13,12 +13,18 @@ __all__ = ["GgufProvider"]
 
 
 class GgufProvider(TokenModelProvider[GgufModel]):
-    """Answers with a GGUF file through llama.cpp, in a worker thread; arguments and errors are GgufModel's."""
+    """Answers with a GGUF file through llama.cpp, in a worker thread.
+
+    Arguments and errors are those of GgufModel.
+    """
 
     def __init__(self, path: str | Path, *, name: str | None = None, **options: Unpack[GgufOptions]) -> None:
         super().__init__(GgufModel(path, name=name, **options))
 
     async def aclose(self) -> None:
-        """End its answers and release their caches. The weights go with the last reference to the provider."""
+        """End open answers and release their caches.
+
+        The weights are freed with the last reference to the provider.
+        """
         await super().aclose()
         self.model.close()

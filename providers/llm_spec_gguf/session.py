@@ -1,4 +1,4 @@
-"""One request's cache: a context that is replaced by a larger one when it is full."""
+"""One request's cache: a context that is replaced by a larger one if it is full."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from llm_spec_gguf.library import LlamaContext
 
 __all__ = ["GgufSession"]
 
-_CAPACITY_STEP: Final = 256  # llama.cpp rounds to it
+_CAPACITY_STEP: Final = 256  # llama.cpp rounds up to a multiple of it
 
 
 class GgufSession:
     """See `TokenSession`.
 
-    `widths` are the ascending numbers of rows that a pass of at most `widths[-1]` tokens may have; shorter ones are
-    padded. `first_capacity`: tokens that the first cache has room for; it doubles when they are used up.
+    `widths` are the numbers of rows, ascending, that a pass of at most `widths[-1]` tokens may
+    have; shorter passes are padded. `first_capacity` is the room of the first cache in tokens. It
+    doubles if it is used up.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class GgufSession:
         return 0 if self._context is None else len(self._context.kept.token_ids)
 
     def reuse_prefix(self, token_ids: Sequence[int]) -> int:
-        """Begin with what an idle context holds of a prompt; how many of its tokens need not be read any more."""
+        """Take an idle context and return how many of the prompt's tokens it already holds."""
         self._get_context(len(token_ids), token_ids)
         return self.length
 
@@ -59,7 +60,7 @@ class GgufSession:
         width = next(width for width in self._widths if width >= count)
         length = self.length
         context = self._get_context(length + width)
-        # Every row has its logits, whoever reads them: the head's kernel goes by their number, too.
+        # All rows have logits, even unused ones: the head's kernel depends on their number.
         rows = self._read(context, [*token_ids, *[token_ids[-1]] * (width - count)], num_rows=width)
         context.kept.record_tokens(token_ids, exact=self._exact)
         if width > count:
@@ -91,7 +92,7 @@ class GgufSession:
             raise TargetError(f"{self._name}: {error}") from error
 
     def _get_context(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> LlamaContext:
-        """The context, with room for so many tokens."""
+        """Return the context, with room for that many tokens."""
         old = self._context
         if old is not None and num_tokens <= old.capacity:
             return old
@@ -102,8 +103,8 @@ class GgufSession:
                 -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP, prompt_ids, exact=self._exact
             )
         except MemoryError as error:
-            raise TargetError(f"{self._name}: {error}; give max_context less") from error
+            raise TargetError(f"{self._name}: {error}; lower max_context") from error
         if old is not None:
             self._context.copy_from(old)
-            old.close()  # to another prompt it is worth no more than its copy
+            old.close()  # for another prompt the copy is as good
         return self._context

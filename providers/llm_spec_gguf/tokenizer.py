@@ -1,4 +1,4 @@
-"""The tokenizer and chat template in a GGUF file, by llama.cpp's own functions."""
+"""The tokenizer and chat template of a GGUF file, through llama.cpp's own functions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]
 
-_APART: Final = ("\n", "a", "=")  # one of them begins no longer token together with what a text begins with
+# At least one of them forms no common token with the beginning of a text.
+_APART: Final = ("\n", "a", "=")
 
 
 class GgufTokenizer:
     """A vocabulary, and the templates in the file's metadata.
 
-    As everywhere with such templates, a control token that a message spells out is a control token. One that the
-    prefix of an answer spells out is text, as in the answer itself.
+    As usual with such templates, a control token that is spelled out in a message becomes a control
+    token. In the prefix of an answer it stays text, as in the answer itself.
     """
 
     def __init__(self, model: LlamaModel, path: Path, context_length: int) -> None:
@@ -115,7 +116,7 @@ class GgufTokenizer:
         return token_ids
 
     def _tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        data = text.encode(errors="replace")  # half of a surrogate pair is not text
+        data = text.encode(errors="replace")  # half a surrogate pair is not text
         room = len(data) + 8
         while True:
             ids = np.empty(room, np.int32)
@@ -137,7 +138,7 @@ def _load_chat_template(model: LlamaModel, path: Path) -> ChatTemplate | None:
 
 
 def _read_piece(model: LlamaModel, token_id: int, *, special: bool) -> bytes:
-    """A token's bytes in a text; of a control token its name, or nothing."""
+    """Return a token's bytes in a text; for a control token, its name or b""."""
     size = 64
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -148,7 +149,7 @@ def _read_piece(model: LlamaModel, token_id: int, *, special: bool) -> bytes:
 
 
 def _compute_fingerprint(model: LlamaModel, token_bytes: Sequence[bytes], shown: Sequence[bytes]) -> str:
-    """Equal where the same ids mean the same text."""
+    """Return a digest that is equal if the same ids mean the same text."""
     digest = hashlib.sha256(b"gguf %d" % llama.llama_vocab_type(model.vocab))
     for whole, visible in zip(token_bytes, shown, strict=True):
         digest.update(b"%d %d " % (len(whole), len(visible)) + whole + visible)

@@ -1,9 +1,10 @@
-"""Which numbers of rows give a row the same bits on this machine: looked at when a model is loaded.
+"""Finds the numbers of rows at which a row has the same bits on this machine.
 
-Kernels choose their way by the number of rows, and attention also by how much of the cache is in use: llama.cpp reads
-it in steps of 256 tokens, and where there are several threads, it divides it among them for a single row alone. To read
-a prompt that long would take longer than all the rest. So copies of a short text, as sequences of their own that no
-row may see, fill the cache up to where rows are compared.
+The search runs when a model is loaded. llama.cpp chooses a kernel by the number of rows. Attention
+also depends on how much of the cache is in use: it reads the cache in steps of 256 tokens, and with
+several threads, a single row's attention is divided among them. Reading a prompt of that length
+would take longer than everything else. So copies of a short text, as separate sequences that no row
+may see, fill the cache up to where rows are compared.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ if TYPE_CHECKING:
 __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreeing_widths"]
 
 _PROMPT_TOKENS: Final = 24
-_TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
-_FIRST_LOOK_TOKENS: Final = 4  # in which a single row that differs at all mostly does
-_STEP: Final = 256  # tokens by which attention reads more
+# At least. Rows may agree by chance: different bits may be rounded to the same 8 bits.
+_TEXT_TOKENS: Final = 16
+_FIRST_LOOK_TOKENS: Final = 4  # a single row that differs at all mostly does so within these
+_STEP: Final = 256  # tokens; attention reads a multiple of it
 _NUM_TIMINGS: Final = 4  # of each width
-_NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
+# The cache is then a few tokens short of the second step.
+_NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1
 SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
 SEARCH_CAPACITY: Final = 3 * _STEP
 
 
 class AgreeingWidths(NamedTuple):
-    """`widths` are ascending; [] for none. `pass_s`: what the fastest pass of each width took, in seconds.
+    """The widths that agree, and the times of their passes.
 
-    The costs are known where there are widths, and a single row was among the candidates.
+    `widths` are ascending, or empty. `pass_s` has the seconds of the fastest pass of each width.
+    The properties need at least one width, and the time of a single row.
     """
 
     widths: Sequence[int]
@@ -44,17 +48,20 @@ class AgreeingWidths(NamedTuple):
 
     @property
     def plain_cost(self) -> float:
-        """The time of the narrowest pass, which is what a plain step takes, in that of a single row."""
+        """The time of a plain step (the narrowest pass), relative to a single row."""
         return self.pass_s[self.widths[0]] / self.pass_s[1]
 
     @property
     def verifying_speed(self) -> float:
-        """Of the best width over single rows, in rows a second: what a draft gains that is always right."""
+        """The rows a second of the best width, relative to single rows.
+
+        This is the gain from a draft that is always right.
+        """
         return max(width * self.pass_s[1] / self.pass_s[width] for width in self.widths)
 
     @property
     def fast_widths(self) -> list[int]:
-        """The widths but for those that take longer than a wider one, to which a pass is rather padded."""
+        """The widths without those that take longer than a wider one; passes are padded instead."""
         narrowest, *wider = self.widths
         fastest = [
             width for width in wider if self.pass_s[width] < min(self._list_pass_s(above=width), default=math.inf)
@@ -63,7 +70,7 @@ class AgreeingWidths(NamedTuple):
 
     @property
     def pass_costs(self) -> PassCosts:
-        """The line that is nearest to what passes of several tokens take, and how far each of them is from it."""
+        """The line nearest to the costs of passes of several tokens, and the distances from it."""
         plain_s = self.pass_s[self.widths[0]]
         costs = [self._get_pass_s(count) / plain_s - 1.0 for count in range(2, self.widths[-1] + 1)]
         if len(costs) < 2:
@@ -79,20 +86,21 @@ class AgreeingWidths(NamedTuple):
         return [self.pass_s[width] for width in self.widths if width > above]
 
     def _get_pass_s(self, count: int) -> float:
-        """Of a pass of so many tokens, padded to the fastest width that has room for them."""
+        """Return the seconds of a pass of that many tokens, padded to the fastest width."""
         return min(self._list_pass_s(above=count - 1))
 
 
 def find_agreeing_widths(
     context: LlamaContext, widths: Sequence[int], vocab_size: int, *, needs_first: bool = False
 ) -> AgreeingWidths:
-    """Those of the ascending widths at which rows have the bits that they have in the widest pass.
+    """Return those of the ascending widths at which rows have the same bits as in the widest pass.
 
-    `needs_first`: where the first width is not among them, there are none, and the others are not looked at.
+    If `needs_first` is set and the first width does not agree, none are returned, and the others
+    are not compared.
 
-    It is looked at in a cache in which attention's way changes within the text that is read, and for some of the widths
-    in an empty one, too. The context is empty, with room for SEARCH_CAPACITY tokens and SEARCH_SEQUENCES; it is of no
-    use afterwards.
+    Rows are compared in a cache at whose length attention changes its way within the text. Some
+    widths are also compared in an empty cache. `context` must be empty, with room for
+    SEARCH_CAPACITY tokens and SEARCH_SEQUENCES sequences. It cannot be used afterwards.
     """
     num_tokens = max(_TEXT_TOKENS, widths[-1])
     ids = [int(token_id) for token_id in np.random.default_rng(0).integers(0, vocab_size, num_tokens + _PROMPT_TOKENS)]
@@ -117,14 +125,14 @@ def find_agreeing_widths(
 
 
 class _TextReader:
-    """Reads a text in passes of one width, behind a prompt that is cached."""
+    """Reads a text in passes of one width, after a cached prompt."""
 
     def __init__(self, context: LlamaContext, text_ids: Sequence[int]) -> None:
         self._context = context
         self._text_ids = text_ids
 
     def filter_agreeing_widths(self, widths: Sequence[int], *, needs_first: bool = False) -> list[int]:
-        """The widths whose rows are those of the widest, as often as they are looked at."""
+        """Return the widths at which all rows are those of the widest pass."""
         reference = self._read_in_passes(widths[-1])
         if needs_first and not _have_equal_rows(self._read_in_passes(widths[0], _FIRST_LOOK_TOKENS), reference):
             return []
@@ -132,9 +140,9 @@ class _TextReader:
         return agreeing if not needs_first or widths[0] in agreeing else []
 
     def time_passes(self, widths: Sequence[int]) -> dict[int, float]:
-        """What the fastest pass of each width took, in seconds.
+        """Return the seconds of the fastest pass of each width.
 
-        They take turns, as the machine may be busy with something else for a while.
+        The widths take turns, because the machine may be busy for a while.
         """
         pass_s = dict.fromkeys(widths, math.inf)
         for width in [*widths] * _NUM_TIMINGS:
@@ -145,7 +153,7 @@ class _TextReader:
         return pass_s
 
     def _read_in_passes(self, width: int, max_tokens: int | None = None) -> NDArray[np.float32]:
-        """The rows of the text, or of its first `max_tokens`, but for a rest that fills no pass."""
+        """Return the rows of the text, or of its first `max_tokens`, in full passes only."""
         self._context.forget_from(_PROMPT_TOKENS)
         parts = [
             self._context.read(self._text_ids[start : start + width], num_rows=width).copy()

@@ -1,4 +1,7 @@
-"""Any server that speaks OpenAI's chat completions, over aiohttp. Importing this does not load aiohttp."""
+"""Providers for any server with OpenAI's chat completions API, over aiohttp.
+
+Importing this package does not import aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def __getattr__(name: str) -> object:
 
         return HttpProvider
     if name.isupper() and name.lower() in ENTRIES:
-        return ENTRIES[name.lower()]  # what entry points name
+        return ENTRIES[name.lower()]  # entry points load names like VLLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""A streamed answer: a response's bytes to this library's events."""
+"""Readers that turn a response's bytes into this library's events."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ __all__ = ["read_http_answer_chunks", "read_http_answer_events", "read_whole_htt
 
 _DONE: Final = "[DONE]"
 _BLANKS: Final = BOM_UTF8 + b" \t\r\n"
-_MAX_WHOLE_BYTES: Final = 64 * 1024 * 1024  # of an answer that comes whole
-_DRAIN_TIMEOUT_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
+_MAX_WHOLE_BYTES: Final = 64 * 1024 * 1024  # of an answer that is not streamed
+_DRAIN_TIMEOUT_S: Final = 0.05  # to read the end of a body after its last event
 
 
 async def read_http_answer_events(
     client: HttpClient, response: aiohttp.ClientResponse, reader: ChunkReader, *, repeated: str = ""
 ) -> AsyncGenerator[StreamEvent]:
-    """The events of an answer, which may also come whole; `repeated` is text that it may repeat at its beginning.
+    """Yield the events of an answer, streamed or whole.
 
-    Raises TransientError for one that breaks, or ends without a finish reason and `[DONE]`, TargetError or
-    InvalidRequestError for an error that the server reports in it, TargetError for what cannot be read.
+    `repeated` is the prefix that the answer may repeat at its beginning; it is removed.
+
+    Raises TransientError if the answer breaks off, or ends without a finish reason and `[DONE]`. An
+    error that the server reports in the answer is raised as TargetError or InvalidRequestError.
+    Raises TargetError if the answer cannot be read.
     """
     event_data, stripper = _EventDataReader(response), RepeatedPrefixStripper(repeated)
     texts: list[str] = []
@@ -57,7 +60,7 @@ async def read_http_answer_events(
 async def read_http_answer_chunks(
     client: HttpClient, response: aiohttp.ClientResponse, normalizer: ChunkNormalizer
 ) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of an answer, brought into form; raises as `read_http_answer_events`."""
+    """Yield the normalised JSON objects of an answer; raises as `read_http_answer_events`."""
     event_data = _EventDataReader(response)
     with client.translate_failures():
         while block := await event_data.read_data_block():
@@ -68,7 +71,7 @@ async def read_http_answer_chunks(
 
 
 async def read_whole_http_answer(events: AsyncIterator[StreamEvent]) -> ChatResponse:
-    """An answer of which nobody sees the pieces."""
+    """Collect an answer's events into one response; raises TransientError if it has no finish."""
     builder = ChatResponseBuilder()
     async for event in events:
         if (response := builder.add_event(event)) is not None:
@@ -77,10 +80,13 @@ async def read_whole_http_answer(events: AsyncIterator[StreamEvent]) -> ChatResp
 
 
 class _EventDataReader:
-    """The data of a stream's events, up to `[DONE]` (then `is_done`) or its end.
+    """The data of a stream's events, up to `[DONE]` or the end of the stream.
 
-    A body that is no stream but one JSON value is its only data: servers answer so what they do not stream, and what
-    they refuse behind a good status. Which of the two it is says the first byte, as not every server does.
+    `is_done` is True after `[DONE]`.
+
+    If a body is not a stream but one JSON value, that value is its only data. Servers send one when
+    they do not stream, and when they refuse a request with status 200. The first byte shows which
+    of the two it is: not every server sets the content type.
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -90,7 +96,7 @@ class _EventDataReader:
         self.is_done = False
 
     async def read_data_block(self) -> list[str]:
-        """What came together; empty at the end."""
+        """Return the data of the next events that arrived together; [] at the end."""
         while not self._is_ended:
             block = await self._content.readany()
             if not self._is_begun and (start := block.lstrip(_BLANKS)):
@@ -109,7 +115,7 @@ class _EventDataReader:
         return []
 
     async def _read_rest_as_text(self, start: bytes) -> str:
-        """All of a body; raises ValueError for one that is too long."""
+        """Read a whole body; raises ValueError if it is too long."""
         pieces, num_bytes = [start], len(start)
         while piece := await self._content.readany():
             pieces.append(piece)
@@ -119,7 +125,7 @@ class _EventDataReader:
         return b"".join(pieces).lstrip(_BLANKS).decode(errors="replace")
 
     async def _read_rest_of_body(self) -> None:
-        """Read the end of the body, which servers send after the last event. Only then can the connection be reused."""
+        """Read the bytes after the last event, so that the connection can be reused."""
         if not self._content.at_eof():
             with suppress(TimeoutError, aiohttp.ClientError):
                 async with asyncio.timeout(_DRAIN_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""HttpClient: requests to one model's server, and its failures in this library's words."""
+"""HttpClient: sends requests to one model's server and raises llm_spec's errors."""
 
 from __future__ import annotations
 
@@ -28,25 +28,28 @@ from llm_spec_http.dialects.base import Body
 
 __all__ = ["WHOLE_ANSWER_TIMEOUT", "HttpClient", "MissingEndpointError"]
 
-# seconds; the second is the longest silence between two pieces of an answer, which may take as long as it goes on
+# Seconds. `sock_read` limits the silence between two pieces of an answer; nothing limits its sum.
 _STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=120.0)
 WHOLE_ANSWER_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
-_MAX_ERROR_BYTES: Final = 64 * 1024  # bytes that are read of a refusal …
-_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # … and of an answer that comes whole
+_MAX_ERROR_BYTES: Final = 64 * 1024  # read of an error response
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # read of an answer that is not streamed
 
 
 class MissingEndpointError(TargetError):
-    """The server does not know this call: 404, 405 or 501."""
+    """The server does not have this endpoint: 404, 405 or 501."""
 
 
 class HttpClient:
-    """Posts JSON to a server. `name` and `address` are what errors tell; no key, user or password is in them.
+    """Posts JSON to a server.
 
-    A user and a password in the address are sent in place of the key (Basic). A `session` that is given stays the
-    caller's, with its own proxies, and belongs to one event loop; otherwise each loop that sends requests has one of
-    its own, which is closed with the loop or by `aclose`, and the environment's proxy is used (`find_proxy`).
-    `reuses_connections`: whether a connection may be used again.
+    Errors contain `name` and `address`, but no key, user or password.
+
+    If the address has a user and a password, they are sent instead of the key (HTTP Basic). A given
+    `session` stays the caller's, keeps its own proxies, and belongs to one event loop. Otherwise
+    each event loop gets a session of its own, which is closed with the loop or by `aclose`, and
+    uses the environment's proxy (`find_proxy`). If `reuses_connections` is false, each request
+    opens a new connection.
     """
 
     def __init__(
@@ -61,14 +64,16 @@ class HttpClient:
     ) -> None:
         self._name = name
         self._address = parse_server_address(address)
-        self._root = self._address.url.removesuffix("/v1")  # where servers have the calls that OpenAI does not
+        # Servers have the endpoints that OpenAI lacks at the root.
+        self._root = self._address.url.removesuffix("/v1")
         self._key_variable = key_variable
         self._urls: dict[str, URL] = {}
         self._headers = {"Content-Type": "application/json"}
         authorization = self._address.authorization or (f"Bearer {api_key}" if api_key else None)
         if authorization:
             self._headers["Authorization"] = authorization
-        self._proxy = None if session is not None else find_proxy(self._address.url)  # a session has its own
+        # A given session has its own proxy settings.
+        self._proxy = None if session is not None else find_proxy(self._address.url)
         self._proxy_options = self._use_proxy(self._proxy)
         self._secrets = (api_key, *self._address.secrets, *(self._proxy.address.secrets if self._proxy else ()))
         if not reuses_connections:
@@ -83,12 +88,15 @@ class HttpClient:
     async def post(
         self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None = None
     ) -> aiohttp.ClientResponse:
-        """Send a request; the response, once its status is good. The caller closes it (`async with`).
+        """Send a request and return the response if its status is 200.
 
-        A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
-        Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingEndpointError for a call
-        that it does not know, ConfigError for a session of another event loop, ClosedError once this is closed,
-        TargetError for everything else that goes wrong.
+        The caller closes the response (`async with`). A path with a leading slash is relative to
+        the server's root, any other path to the address that ends in /v1.
+
+        Raises InvalidRequestError if the server calls the request invalid (400, 413, 422),
+        MissingEndpointError if it does not have the endpoint, ConfigError if the session belongs to
+        another event loop, ClosedError if the client is closed, and TargetError for every other
+        failure.
         """
         with self._calls.open_call():
             return self._calls.add_response(await self._send(path, body, timeouts))
@@ -101,13 +109,13 @@ class HttpClient:
                 data=dumps(body),
                 headers={**self._headers, **more_headers} if more_headers else self._headers,
                 timeout=timeouts or _STREAM_TIMEOUT,
-                allow_redirects=False,  # a key goes where it was meant to go
+                allow_redirects=False,  # a redirect would send the key to another server
                 **self._proxy_options,
             )
         except aiohttp.ClientError as error:
             raise self.build_connection_error(error) from self._get_cause_without_secrets(error)
-        except ValueError as error:  # a header that cannot be one
-            raise TargetError(self.format_error_message(f"cannot be sent this request ({error})")) from None
+        except ValueError as error:  # for example a header with a line break
+            raise TargetError(self.format_error_message(f"was not sent the request ({error})")) from None
         except RuntimeError as error:
             if self._calls.is_closed:
                 raise self._calls.make_ended_error() from None
@@ -118,7 +126,7 @@ class HttpClient:
         return response
 
     async def post_json(self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None = None) -> Any:
-        """Send a request and read the JSON that answers it; raises as `post`."""
+        """Send a request and return the JSON of the answer; raises as `post`."""
         async with await self.post(path, body, timeouts) as response:
             try:
                 return self.parse_json((await _read_body_up_to(response, _MAX_ANSWER_BYTES)).decode(errors="replace"))
@@ -126,33 +134,40 @@ class HttpClient:
                 raise self.build_connection_error(error) from self._get_cause_without_secrets(error)
 
     async def aclose(self) -> None:
-        """End what is under way, and close the sessions that were opened here."""
+        """End the open calls, and close the sessions that this client opened."""
         await self._calls.aclose()
         await self._loop_sessions.aclose()
 
     def check_open(self) -> None:
-        """Raise ClosedError once this is closed."""
+        """Raise ClosedError if this client is closed."""
         self._calls.check_open()
 
     def parse_json(self, data: str) -> Any:
-        """JSON; raises TargetError for anything else."""
+        """Parse JSON; raises TargetError if it is not valid."""
         try:
             return loads(data)
         except ValueError as error:
             raise self._build_json_error(data) from error
 
     def parse_chunk(self, data: str) -> dict[str, Any]:
-        """A JSON object of an answer; raises what the server reports in it, and as `parse_json`."""
+        """Parse a JSON object of an answer.
+
+        Raises as `parse_json`, or the error that the server reports in the object.
+        """
         try:
-            chunk: Any = loads(data)  # not by `parse_json`: that is one call less for each piece of an answer
+            # Not `parse_json`: this runs for each piece of an answer, and saves a call.
+            chunk: Any = loads(data)
         except ValueError as error:
             raise self._build_json_error(data) from error
-        if chunk.__class__ is dict and chunk.get("choices") and "error" not in chunk:  # nearly always
+        # The shortest way for the usual chunk.
+        if chunk.__class__ is dict and chunk.get("choices") and "error" not in chunk:
             return chunk
         return self._check_answer_object(chunk)
 
     def _build_json_error(self, data: str) -> TargetError:
-        return TargetError(self.format_error_message(f"sent what is no JSON: {self._quote_without_key(data)!r}"))
+        return TargetError(
+            self.format_error_message(f"sent something that is not valid JSON: {self._quote_without_key(data)!r}")
+        )
 
     def _check_answer_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
@@ -168,16 +183,17 @@ class HttpClient:
         return fields
 
     def _build_reported_error(self, reported: object) -> LlmSpecError:
-        """What a server said went wrong in its answer, as an error."""
+        """Build the error for a failure that the server reported inside its answer."""
         line = self.format_error_message(f"reported an error: {self._quote_without_key(get_error_words(reported))}")
         return make_status_error(read_stream_error_status(reported), {}, line, reported=reported)
 
     @contextmanager
     def translate_failures(self, texts: Sequence[str] = ()) -> Generator[None]:
-        """What goes wrong while an answer is read as errors of this library; `texts` are what has come of it."""
+        """Raise failures of reading an answer as llm_spec's errors; `texts` is the text so far."""
         try:
             yield
-        except LlmSpecError as error:  # first: an InvalidRequestError is a ValueError too, but no broken connection
+        # First, because an InvalidRequestError is also a ValueError, but not a broken connection.
+        except LlmSpecError as error:
             if isinstance(error, TargetError):
                 error.partial_text = "".join(texts)
             raise
@@ -188,7 +204,7 @@ class HttpClient:
             raise failure from None
         except (aiohttp.ClientError, ValueError) as error:
             raise self.build_connection_error(error, "".join(texts)) from self._get_cause_without_secrets(error)
-        except RuntimeError:  # of aiohttp, where the session was closed meanwhile
+        except RuntimeError:  # aiohttp's, if the session was closed meanwhile
             if self._calls.is_closed:
                 raise self._calls.make_ended_error("".join(texts)) from None
             raise
@@ -199,7 +215,7 @@ class HttpClient:
         return (TransientError if error.is_transient else TargetError)(self.format_error_message(str(error)))
 
     def build_connection_error(self, error: Exception, text: str = "") -> TargetError:
-        """A failed connection as an error; `text` is what had come before."""
+        """Build the error for a failed connection; `text` is the text that arrived before it."""
         if self._calls.is_closed:
             return self._calls.make_ended_error(text)
         what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
@@ -211,14 +227,14 @@ class HttpClient:
         return TransientError(self.format_error_message(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
 
     def format_error_message(self, what: str) -> str:
-        """One line that names the model and where it is, without what is secret if the server repeats it."""
+        """Return one line that names the model and its address, with secrets masked."""
         line = " ".join(f"{self._name} at {self._address} {what}".split())
         return mask_secrets(line, *self._secrets)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _use_proxy(self, proxy: Proxy | None) -> dict[str, Any]:
-        """What each request says of the proxy; a proxy's password goes to it alone."""
+        """Return the proxy options of a request; a proxy's password is sent to the proxy alone."""
         if proxy is None:
             return {}
         if proxy.is_socks:
@@ -229,23 +245,24 @@ class HttpClient:
         if proxy.address.authorization:
             header = {"Proxy-Authorization": proxy.address.authorization}
             if self._address.url.startswith("https://"):
-                options["proxy_headers"] = header  # of the request for a tunnel
+                options["proxy_headers"] = header  # only in the request for a tunnel
             else:
                 self._headers |= header
         return options
 
     def _build_proxy_refusal(self, status: int, words: str) -> TargetError:
-        """The proxy opens no tunnel to the server; the status is not the server's."""
+        """Build the error for a proxy that refuses a tunnel; the status is the proxy's own."""
         advice = get_status_advice(status, {}, key_variable=None) if status == 407 else ""
         line = self.format_error_message(f"cannot be reached: {self._proxy} answered {status}: {words}{advice}")
         return TransientError(line) if status >= 500 else TargetError(line)
 
     def _get_cause_without_secrets(self, error: Exception) -> Exception | None:
-        """What a traceback may show beside the error."""
+        """Return the error to show as the cause in a traceback, or None if it contains a secret."""
         return error if mask_secrets(str(error), *self._secrets) == str(error) else None
 
     def _quote_without_key(self, words: str) -> str:
-        return mask_secrets(words, *self._secrets)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
+        # Masked before it is cut: half a key is a secret too.
+        return mask_secrets(words, *self._secrets)[:_MAX_QUOTED_CHARS]
 
     def _get_url(self, path: str) -> URL:
         if path not in self._urls:
@@ -284,7 +301,7 @@ class HttpClient:
 
 
 async def _read_body_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """A response's body; raises ValueError for one that is longer than `max_bytes` bytes."""
+    """Return a response's body; raises ValueError if it is longer than `max_bytes` bytes."""
     pieces: list[bytes] = []
     while piece := await response.content.readany():
         pieces.append(piece)
@@ -299,5 +316,5 @@ def _create_http_session() -> aiohttp.ClientSession:
 
 
 def _as_object_or_empty(value: Any) -> dict[str, Any]:
-    """A JSON object as it is, anything else as an empty one."""
+    """Return a JSON object as it is, anything else as an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""From this library's requests to bodies in a dialect of OpenAI's chat completions. Pure."""
+"""Builds request bodies in a dialect of OpenAI's chat completions. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _STREAM_FIELDS: Final = {"stream": True, "stream_options": {"include_usage": Tru
 
 
 def build_request_body(request: ChatRequest, model: str, dialect: ServerDialect, *, stream: bool = True) -> Body:
-    """The JSON of a request; what the caller left open is left out, `extra` comes last and wins."""
+    """Build a request's JSON without the fields that are not set.
+
+    `extra` comes last, so its fields replace others of the same name.
+    """
     body: Body = {"model": model, **_build_prompt_fields(request, dialect), **(_STREAM_FIELDS if stream else {})}
     body |= build_sampling_fields(request.sampling, dialect)
     if request.max_tokens:
@@ -50,7 +53,7 @@ def _build_prompt_fields(request: ChatRequest, dialect: ServerDialect) -> Body:
 
 
 def _build_message(message: ChatMessage, dialect: ServerDialect) -> Body:
-    """A message in the dialect's roles and names; what a client itself wrote beside them stays as it is."""
+    """Build a message with the dialect's roles and names; fields that the client added stay."""
     body = message.to_openai()
     if message.role == "developer" and dialect.renders_templates:
         body["role"] = "system"
@@ -58,12 +61,12 @@ def _build_message(message: ChatMessage, dialect: ServerDialect) -> Body:
         del body["reasoning_content"]
         body |= dict.fromkeys(dialect.reasoning_fields, message.reasoning)
     if "reasoning_content" not in dialect.reasoning_fields and message.native is None:
-        body.pop("reasoning_details", None)  # such a server refuses what it does not know
+        body.pop("reasoning_details", None)  # such a server refuses unknown fields
     return body
 
 
 def build_sampling_fields(sampling: Sampling, dialect: ServerDialect) -> Body:
-    """How to sample, in the dialect's names; what the caller left open is left out."""
+    """Return the sampling fields that are set, with the dialect's names."""
     fields = {name: value for name, value in vars(sampling).items() if value is not None}
     del fields["logit_bias"]
     if sampling.logit_bias:
@@ -85,9 +88,9 @@ def _add_continuation_fields(body: Body, prefix: str, dialect: ServerDialect) ->
 
 
 class RepeatedPrefixStripper:
-    """Takes a repeated prefix off the beginning of an answer, once, wherever its pieces are cut.
+    """Removes a repeated prefix from the beginning of an answer, however its pieces are cut.
 
-    What has come is held back while it may still turn out to be the prefix.
+    Text is held back while it may still be the beginning of the prefix.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -95,14 +98,14 @@ class RepeatedPrefixStripper:
         self._held_text = ""
 
     def strip_events(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """The next events, with what may be shown of their text."""
+        """Return the next events, with only the text that may be shown."""
         if not self._prefix:
             return events
         shown = [replace(e, text=self.push(e.text)) if isinstance(e, TextDelta) else e for e in events]
         return [e for e in shown if not isinstance(e, TextDelta) or e.text or e.token_ids]
 
     def push(self, text: str) -> str:
-        """Add text; return what may be shown."""
+        """Add text and return what may be shown."""
         if not self._prefix:
             return text
         self._held_text += text
@@ -111,7 +114,7 @@ class RepeatedPrefixStripper:
         return self.flush()
 
     def flush(self) -> str:
-        """Return what is held back: it was no repeated prefix, or more than that."""
+        """Return the text that is held back, without the prefix if it is there in full."""
         shown, self._held_text = self._held_text.removeprefix(self._prefix), ""
         self._prefix = ""
         return shown

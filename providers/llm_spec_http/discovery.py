@@ -1,11 +1,12 @@
-"""Finding out what a server really does: a field that it ignores silently is as bad as a call that it lacks.
+"""Discovers what a server can do: an ignored field is as bad as a missing endpoint.
 
-Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
-again after a while where the answer was no: servers are updated, and others take their place at the same address. Where
-a check failed for a passing reason (a server that is still loading its model), it is made again soon. What the model
-has to do for them is asked one call at a time, while no answer is open (`trial_turns.py`).
+Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once
+per process. A feature that was missing is checked again after a pause, because servers are updated
+or replaced at the same address. If a check failed for a passing reason (the server is still loading
+its model), it is soon repeated. Calls that use the model run one at a time, while no answer is open
+(`trial_turns.py`).
 
-Whether a server goes on from a text is found out at once, since an answer that broke off waits for it.
+The check for continuing a text runs at once, because an answer that broke off waits for it.
 """
 
 from __future__ import annotations
@@ -29,62 +30,64 @@ from llm_spec_http.trial_turns import TrialTurns
 
 __all__ = ["ServerFeatures", "forget_all_server_findings"]
 
-_FIRST_PAUSE_S: Final = 60.0  # until a feature that was not there is tried again; twice as long each time …
+_FIRST_PAUSE_S: Final = 60.0  # until a missing feature is checked again; doubled each time
 _LAST_PAUSE_S: Final = 3600.0
-_PAUSE_AFTER_FAILURE_S: Final = 2.0  # the first one where the server could not answer
+_PAUSE_AFTER_FAILURE_S: Final = 2.0  # the first one if the server could not answer
 
-_MAX_SERVERS: Final = 1024  # that a process remembers
+_MAX_SERVERS: Final = 1024  # whose findings a process keeps
 
 _GREEDY: Final = Sampling(temperature=0.0)
 _USER: Final = {"role": "user", "content": "Count from one to ten."}
-_SYSTEM: Final = {"role": "system", "content": "Count."}  # many templates put a long one of their own there
+# Without a system message many templates add a long one of their own.
+_SYSTEM: Final = {"role": "system", "content": "Count."}
 _REQUESTS: Final = tuple(
     ChatRequest.create(messages, temperature=0.0, max_tokens=2) for messages in ([_SYSTEM, _USER], [_USER])
 )
-_WORDS: Final = "return one more word"  # no two of its beginnings are likely to go on with the same token
+_WORDS: Final = "return one more word"  # each of its beginnings likely continues with another token
 _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
 T = TypeVar("T")
-Check: TypeAlias = Callable[[], Awaitable["bool | TransientError"]]  # an error: the server cannot answer now
+# Returns an error if the server cannot answer now.
+Check: TypeAlias = Callable[[], Awaitable["bool | TransientError"]]
 _TextAndIds: TypeAlias = tuple[str, list[int]]
 _EventStream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
 
 
 @dataclass(slots=True)
 class _FeatureFinding:
-    """What is known of one feature of a server."""
+    """The findings about one feature of a server."""
 
     is_supported: bool = False
     pause_s: float = 0.0
-    found_at_s: float | None = None  # when it was found, or found to be missing; None: not tried
-    trial: asyncio.Task[Any] | None = None  # under way: others of its event loop wait for it
+    found_at_s: float | None = None  # when it was last checked, or None if never
+    trial: asyncio.Task[Any] | None = None  # running; others on its event loop wait for it
 
 
 @dataclass(slots=True)
 class _ServerFindings:
-    """What is known of one server, and when it is found out."""
+    """The findings about one server, and the turns of its trials."""
 
     endpoint: _FeatureFinding = field(default_factory=_FeatureFinding)
     scorer: _FeatureFinding = field(default_factory=_FeatureFinding)
     continuation: _FeatureFinding = field(default_factory=_FeatureFinding)
     messages: _FeatureFinding = field(default_factory=_FeatureFinding)
-    message_parts: frozenset[MessagePart] = frozenset()  # in which the parser of messages agreed with chat
+    message_parts: frozenset[MessagePart] = frozenset()  # that the message parser read as chat did
     separates_reasoning: bool = False
     turns: TrialTurns = field(default_factory=TrialTurns)
-    wants_messages: bool = False  # whether somebody wants to know if there is a parser of messages
+    wants_messages: bool = False  # True once `discover` was called for the message parser
 
 
-_servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
+_servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # shared by all providers
 
 
 def forget_all_server_findings() -> None:
-    """Forget what this process has found out of servers; providers that are there already keep theirs."""
+    """Forget this process's findings about servers; existing providers keep theirs."""
     _servers.clear()
 
 
 def _get_shared_findings(server: Hashable | None) -> _ServerFindings:
-    """What is known of a server, shared by all that ask for it; None: of one that nobody else uses."""
+    """Return the findings about a server, shared by its providers; None is never shared."""
     if server is None:
         return _ServerFindings()
     findings = _servers.setdefault(server, _ServerFindings())
@@ -95,10 +98,11 @@ def _get_shared_findings(server: Hashable | None) -> _ServerFindings:
 
 
 class ServerFeatures:
-    """What a server can do: `known`, less and more what was found out. Any number of event loops may use it.
+    """The features of a server: `known` ones, corrected by what checks found.
 
-    `server`: what tells it apart from others; what is found out is shared by all of this process that name it (None:
-    by nobody). `check_continuation` tries whether it goes on from a text, which is believed until it is tried.
+    Any number of event loops may use it. `server` identifies the server: providers in this process
+    with the same `server` share its findings. With None, nothing is shared. `check_continuation`
+    tests if the server continues a text; until then, `known` counts.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class ServerFeatures:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do, as far as is known now."""
+        """The capabilities that are known now."""
         has_tokens, has_messages = self._endpoint.is_supported, self._message_parser.is_supported
         is_reasoning = self._findings.separates_reasoning
         findings = (has_tokens, self._scorer.is_supported, self._continuation.is_missing, has_messages, is_reasoning)
@@ -146,9 +150,10 @@ class ServerFeatures:
         return self._capabilities_by_findings[findings]
 
     def try_messages_on_answer(self, request: ChatRequest) -> _EventStream | None:
-        """A request's answer from chat, on which the parser of messages is tried; None: nobody wants to know, or can.
+        """Return a request's chat answer that also tests the message parser.
 
-        One that is constrained as a whole tells nothing where the server's answers do not reason before.
+        Returns None if nothing asked for the parser, or if the answer would show nothing. A fully
+        constrained answer shows nothing if the server's answers do not reason first.
         """
         findings, tokens, messages = self._findings, self._tokens, self._messages
         if tokens is None or messages is None or not findings.wants_messages:
@@ -182,7 +187,7 @@ class ServerFeatures:
             self._message_parser.mark_supported()
 
     def note_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-        """Chat's stream; whether the server takes reasoning out of it is found out, where that matters."""
+        """Pass on chat's events, and note if the server separates reasoning from the text."""
         return events if self._messages is None or self._findings.separates_reasoning else self._watch_reasoning(events)
 
     async def _watch_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
@@ -193,25 +198,25 @@ class ServerFeatures:
                 yield event
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
-        """The calls with token ids, unless they were found to be missing."""
+        """Return the token endpoint, or None if it is known to be missing."""
         return None if self._endpoint.is_known_missing else self._tokens
 
     def mark_token_ids_missing(self) -> None:
-        """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
+        """Mark the token endpoint as missing: the server refused to give token ids."""
         self._endpoint.mark_missing()
 
     async def aclose(self) -> None:
-        """End the trials under way, before connections are closed; what others know does not change."""
+        """End running checks before connections are closed; shared findings do not change."""
         for feature in (self._endpoint, self._scorer, self._continuation):
             await feature.aclose()
 
     async def discover(self, feature: Feature) -> None:
-        """Try a feature, if that is due; raises TransientError where the server cannot answer now."""
+        """Check a feature if that is due; raises TransientError if the server cannot answer now."""
         tokens, trial = self._tokens, self._token_id_trial
         if feature == "message_parser":
             self._findings.wants_messages = True
             if self._messages is not None and not self._message_parser.is_supported and self._message_parser.is_due:
-                raise TransientError("the server's parser of messages is tried on the next answer that calls a tool")
+                raise TransientError("the server's message parser is tested with the next answer that calls a tool")
         elif feature == "continue_prefix":
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
@@ -221,7 +226,7 @@ class ServerFeatures:
                 await self._scorer.probe_if_due(lambda: _passes_check(_can_score_tokens(tokens, self.turns)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
-        """A call has shown that a feature is not there any more."""
+        """Mark a feature as missing because a call failed."""
         if feature == "continue_prefix":
             self._continuation.mark_missing()
         elif feature == "message_parser":
@@ -233,13 +238,14 @@ class ServerFeatures:
             self._endpoint.mark_missing()
             self._scorer.forget_finding()
             if self._tokens is not None:
-                self._tokens.forget_vocabulary()  # perhaps another model, with another vocabulary
+                self._tokens.forget_vocabulary()  # another model may have another vocabulary
 
 
 class _FeatureProbe:
-    """Whether a server can do something: tried when it is first needed, and where it could not, again after a pause.
+    """Checks one feature of a server when it is first needed, and after a pause if it was missing.
 
-    The pause doubles, up to an hour, unless the feature had been there for longer than the last one.
+    The pause doubles, up to an hour, unless the feature had been there for longer than the last
+    pause.
     """
 
     def __init__(self, finding: _FeatureFinding) -> None:
@@ -248,26 +254,26 @@ class _FeatureProbe:
 
     @property
     def is_supported(self) -> bool:
-        """Whether it was tried, and was there."""
+        """True if the feature was found."""
         return self._finding.is_supported
 
     @property
     def is_missing(self) -> bool:
-        """Whether it was tried, and was not there."""
+        """True if the feature was checked and not found."""
         return self._finding.found_at_s is not None and not self._finding.is_supported
 
     @property
     def is_known_missing(self) -> bool:
-        """The same, and not so long ago that it is to be tried again."""
+        """True if the feature is missing and not yet due for another check."""
         return self.is_missing and not self.is_due
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be tried: it is not known, or was missing a while ago."""
+        """True if the feature was never checked, or was missing and the pause is over."""
         return self._is_probe_due()
 
     async def aclose(self) -> None:
-        """End the trial of this event loop; keep what is found out from now on to oneself."""
+        """End this event loop's check; later findings are not shared."""
         self._finding = replace(self._finding, trial=None)
         loop = asyncio.get_running_loop()
         trial = self._trials.get(loop)
@@ -275,11 +281,13 @@ class _FeatureProbe:
             await self._cancel_trial(loop, trial)
 
     async def probe_if_due(self, check: Check) -> None:
-        """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
+        """Run `check` if it is due; if it raises, nothing is known afterwards.
 
-        An error that `check` returns is raised too, and the feature is taken for missing for a short while.
+        If `check` returns an error, that is raised too, and the feature counts as missing for a
+        short while.
 
-        Callers at the same time share one trial. Each may leave it to the others; it ends with the last.
+        Callers at the same time share one check. Each may stop waiting; the check ends with the
+        last of them.
         """
         if not self._is_probe_due():
             return
@@ -290,7 +298,7 @@ class _FeatureProbe:
         trial.num_waiting += 1
         try:
             await asyncio.wait([trial.task])
-            if not trial.task.cancelled():  # else the provider was closed, and nothing is known
+            if not trial.task.cancelled():  # it is if the provider was closed
                 trial.task.result()
         finally:
             trial.num_waiting -= 1
@@ -298,11 +306,9 @@ class _FeatureProbe:
                 await self._cancel_trial(loop, trial)
 
     def mark_supported(self) -> None:
-        """It is there, as something else than a trial of its own has shown."""
         self._set_finding(is_supported=True)
 
     def mark_missing(self) -> None:
-        """It is not there, or not any more."""
         finding = self._finding
         if self.is_known_missing:
             return
@@ -312,11 +318,10 @@ class _FeatureProbe:
         self._set_finding(is_supported=False)
 
     def forget_finding(self) -> None:
-        """Nothing is known of it any more."""
         finding = self._finding
         finding.is_supported, finding.pause_s, finding.found_at_s = False, 0.0, None
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _is_probe_due(self) -> bool:
         finding = self._finding
@@ -331,7 +336,7 @@ class _FeatureProbe:
             finding.pause_s = min(max(first_pause_s, 2 * finding.pause_s), _LAST_PAUSE_S)
 
     async def _run_check_and_set_finding(self, check: Check) -> None:
-        """Try it, unless a provider of the same server does: then what that finds out is known here as well."""
+        """Run a check; if another provider of the same server runs one, wait and use its result."""
         finding = self._finding
         while (other := _find_running_trial(finding)) is not None:
             await asyncio.wait([other])
@@ -351,13 +356,13 @@ class _FeatureProbe:
         if self._trials.get(loop) is trial:
             del self._trials[loop]
         trial.task.cancel()
-        await asyncio.gather(trial.task, return_exceptions=True)  # what it raised, its callers have heard
+        await asyncio.gather(trial.task, return_exceptions=True)  # its callers got its errors
 
 
 def _list_discoverable_features(
     known: Capabilities, tokens: HttpTokenEndpoint | None, messages: HttpMessageParser | None
 ) -> frozenset[Feature]:
-    """What a server of this kind may turn out to have."""
+    """Return the features that a server of this kind may have."""
     features: dict[Feature, bool] = {
         "token_endpoint": tokens is not None,
         "token_scorer": tokens is not None and tokens.max_top > 0,
@@ -369,35 +374,39 @@ def _list_discoverable_features(
 
 @dataclass(slots=True, eq=False)
 class _RunningTrial:
-    """A trial under way, and how many wait for it."""
+    """A running check, and the number of callers that wait for it."""
 
     task: asyncio.Task[None]
     num_waiting: int = 0
 
 
 def _find_running_trial(finding: _FeatureFinding) -> asyncio.Task[Any] | None:
-    """The trial that is under way on this event loop."""
+    """Return the check that runs on this event loop."""
     trial = finding.trial
     is_here = trial is not None and not trial.done() and trial.get_loop() is asyncio.get_running_loop()
     return trial if is_here else None
 
 
 async def _passes_check(check: Awaitable[bool]) -> bool | TransientError:
-    """Whether a check says so; whatever the server does instead is a no, unless it cannot answer now."""
+    """Return the result of a check; any failure is False.
+
+    If the server cannot answer now, the error is returned.
+    """
     try:
         return await check
     except TransientError as error:
         return error
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - any other failure means no
         return False
 
 
 class _TokenIdTrial:
-    """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
+    """Tests that chat, continued ids and batched one-token completions give the same tokens.
 
-    It reads few tokens: the beginnings of a few words, and one short conversation, in two ways, one of which may find
-    in the server's cache what the other has read. The tokenizer is asked at once, since that holds no answer up.
-    What a call gave is kept: a trial that was left, as at the end of its event loop, goes on where it was.
+    It also tests that a text survives encoding and decoding. It reads few tokens: the beginnings of
+    a few words, and one short conversation in two ways. The second way may find the first one's
+    prompt in the server's cache. The tokenizer is called at once, since that delays no answer.
+    Results are kept: an interrupted trial (its event loop ended) continues where it was.
     """
 
     def __init__(
@@ -409,7 +418,7 @@ class _TokenIdTrial:
         self._cached_results: dict[str, Any] = {}
 
     async def run_to_end(self) -> bool | TransientError:
-        """Whether it works (an error: the server cannot answer now); what was kept is of no use then."""
+        """Return True if token ids work, or an error if the server cannot answer now."""
         works = await _passes_check(self._check_token_id_support())
         self._cached_results.clear()
         return works
@@ -425,7 +434,7 @@ class _TokenIdTrial:
             return False
         chat_text, chat_ids = await self._collect_in_turn("answer", lambda: tokens.stream_chat(request))
         text, ids = await self._collect_in_turn("continued", lambda: tokens.stream_after(prompt_ids, request))
-        # of reasoning the server's chat gives the text apart
+        # The text may differ if chat separates reasoning from it.
         is_same = chat_ids == ids and (chat_text == text or self._may_separate_reasoning())
         if not is_same or has_good_batch:
             return is_same
@@ -433,7 +442,10 @@ class _TokenIdTrial:
         return await self._check_batch("ends", ends) is not False
 
     async def _check_batch(self, name: str, prefixes: list[list[int]]) -> bool | None:
-        """Whether a batch gives what each prefix gives by itself; None: all give the same, whatever their order is."""
+        """Return True if a batch gives what each prefix gives by itself.
+
+        Returns None if all give the same token, since that does not show their order.
+        """
         tokens, one_token = self._tokens, replace(_REQUESTS[-1], max_tokens=1)
         batch = await self._call_in_turn(name, lambda: tokens.sample_next(prefixes, _GREEDY))
         first, *others = batch
@@ -449,7 +461,7 @@ class _TokenIdTrial:
         return None if len({token.token_id for token in batch}) == 1 else True
 
     async def _call_in_turn(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gave, or gives when it may be made."""
+        """Return the cached result of a call, or run the call in its turn."""
         return await self._call_cached(name, lambda: self._turns.run_call(call))
 
     async def _collect_in_turn(self, name: str, open_stream: Callable[[], _EventStream]) -> _TextAndIds:
@@ -462,7 +474,7 @@ class _TokenIdTrial:
         return value
 
     async def _encode_conversation(self) -> tuple[ChatRequest, list[int]]:
-        """A request that the server's template takes, and its tokens."""
+        """Return a request that the server's template accepts, and its tokens."""
         *others, last = _REQUESTS
         for request in others:
             try:
@@ -473,14 +485,14 @@ class _TokenIdTrial:
 
 
 async def _can_score_tokens(tokens: HttpTokenEndpoint, turns: TrialTurns) -> bool:
-    """Whether the likeliest tokens that it reports are those that it samples, position by position."""
+    """Return True if, at each position, the likeliest token in the scores is the sampled one."""
     ids, picked = await tokens.encode_chat(_REQUESTS[-1]), list[int]()
     for _ in range(2):
         (token,) = await turns.run_call(lambda: tokens.sample_next([[*ids, *picked]], _GREEDY))
         picked.append(token.token_id)
     rows = await turns.run_call(lambda: tokens.score([*ids, picked[0]], num_rows=2, top=2))
     same_tokens = [row.top[0][0] for row in rows] == picked
-    # scores come without text, so that the text of a token must not depend on its neighbours
+    # Scores have no text, so a token's text must not depend on its neighbours.
     alone = [await tokens.decode([token_id]) for token_id in await tokens.encode(_WORDS)]
     return same_tokens and "".join(alone) == _WORDS
 

@@ -1,4 +1,7 @@
-"""HttpMessageParser: a server that reads token ids as its chat endpoint does, tried on that endpoint's own answers."""
+"""HttpMessageParser: lets a server parse token ids as its chat endpoint does.
+
+The parser is tested on that endpoint's own answers.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,18 @@ from llm_spec_http.tokens import HttpTokenEndpoint
 
 __all__ = ["HttpMessageParser"]
 
-_MAX_LATE: Final = 0.1  # of an answer's time: by how much a trial may delay its end …
-_MIN_TRIAL_S: Final = 0.1  # … for which it has at least so long
+_MAX_LATE: Final = 0.1  # how much a trial may delay an answer's end, as a share of its time
+_MIN_TRIAL_S: Final = 0.1  # that a trial may always take
 _DECODER: Final = json.JSONDecoder()
-_CUTS: Final = (0.3, 0.6, 0.9)  # of an answer's tokens, after which the message so far is tried
+_CUTS: Final = (0.3, 0.6, 0.9)  # shares of an answer's tokens after which the parser is tried
 
 
 class HttpMessageParser:
-    """A `MessageParser`. `parts` is what was found, and shared by all that use the server; `on_lost` as elsewhere."""
+    """A `MessageParser`.
+
+    `parts` are the tested parts of messages, shared by all that use the server. `on_lost` is called
+    with a feature if the server no longer supports it.
+    """
 
     def __init__(
         self,
@@ -83,7 +90,7 @@ class HttpMessageParser:
         *,
         by_token: bool,
     ) -> tuple[ParsedMessage, bool]:
-        """The message, and whether it may be read at once again."""
+        """Return the message, and True if reading all tokens at once can still be trusted."""
         if not token_ids:
             return ParsedMessage(finish_reason=finish_reason), True
         body, is_trusted = self._build_body(request), True
@@ -99,23 +106,25 @@ class HttpMessageParser:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self.reject()
-            what = f"answered in another form ({type(error).__name__}: {error})"
+            what = f"answered in an unexpected form ({type(error).__name__}: {error})"
             raise TargetError(self._client.format_error_message(what)) from error
-        # vLLM's parser of streams also calls an answer that was cut "tool_calls", which its chat does not
+        # For a cut answer vLLM's stream parser may report "tool_calls"; its chat endpoint does not.
         message = message if finish_reason == "stop" else message._replace(finish_reason=finish_reason)
         return message, is_trusted
 
     async def _parse_at_once(
         self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
     ) -> tuple[ParsedMessage, bool]:
-        """As a stream reads it whose tokens all come at once, which some of vLLM's parsers lose a part of.
+        """Parse all tokens at once as a stream would, which loses text in some of vLLM's parsers.
 
-        So a whole answer is read without streaming as well, and token by token where the two differ.
+        So a whole answer is also parsed without streaming. If the two differ, it is parsed token by
+        token.
         """
         message = _read_message([await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)])
         if _has_broken_call(message, is_whole=finish_reason == "stop"):
             return await self._parse_one_by_one(body, prompt_ids, token_ids, finish_reason), True
-        if finish_reason is None or (finish_reason != "stop" and message.tool_calls):  # the last call is cut
+        # The last call of a cut answer is incomplete.
+        if finish_reason is None or (finish_reason != "stop" and message.tool_calls):
             return message, True
         if await self._is_read_whole(message, body, prompt_ids, token_ids, finish_reason):
             return message, True
@@ -130,7 +139,10 @@ class HttpMessageParser:
         token_ids: Sequence[int],
         finish_reason: FinishReason,
     ) -> bool:
-        """Whether the reading without streaming finds no more in it: that may leave out text before a call."""
+        """Return True if parsing without streaming finds nothing more.
+
+        That parser may leave out text before a call.
+        """
         try:
             choice = await self._api.parse_whole(self._post_json, body, prompt_ids, token_ids, finish_reason)
         except TransientError:
@@ -145,14 +157,18 @@ class HttpMessageParser:
     async def _parse_one_by_one(
         self, body: Body, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: FinishReason | None
     ) -> ParsedMessage:
-        """As chat reads it. Of a call that is broken vLLM's parsers may make something else where it comes at once."""
+        """Parse token by token, as chat does.
+
+        vLLM's parsers may read a broken call differently if it comes at once.
+        """
         choices: list[Mapping[str, Any]] = []
         for end in range(1, len(token_ids) + 1):
             reason = finish_reason if end == len(token_ids) else None
             read = token_ids[:end]
             choices.append(await self._api.parse(self._post_json, body, prompt_ids, read, reason, num_read=end - 1))
         message = _read_message(choices)
-        if finish_reason == "stop" and message.tool_calls:  # the last of the calls' tokens came before the end
+        # The calls ended before the last token, so the parser may report "stop" for it.
+        if finish_reason == "stop" and message.tool_calls:
             message = message._replace(finish_reason="tool_calls")
         return message
 
@@ -181,9 +197,10 @@ class HttpMessageParser:
         events: AsyncIterator[StreamEvent],
         on_tried: Callable[[frozenset[MessagePart] | None], None],
     ) -> AsyncGenerator[StreamEvent]:
-        """Chat's own stream, with its token ids, without them; at its end the parser is tried on all of it.
+        """Yield chat's own events without token ids; at the end, try the parser on all of it.
 
-        `on_tried` gets what the answer had beside text, where both read it alike; None: they do not agree.
+        `on_tried` is called with the parts beside text that both read alike, or with None if they
+        differ.
         """
         began_s, builder, answer = now(), ChatResponseBuilder(), _ChatAnswer()
         async for event in events:
@@ -197,20 +214,21 @@ class HttpMessageParser:
                     async with asyncio.timeout(max(_MIN_TRIAL_S, _MAX_LATE * (now() - began_s))):
                         on_tried(await self._try_on_message(request, answer, response))
                 except (TimeoutError, TransientError):
-                    pass  # the next answer may tell
+                    pass  # the next answer may show it
                 except LlmSpecError:
                     on_tried(None)
             if not isinstance(shown, TextDelta) or shown.text:
                 yield shown
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _try_on_message(
         self, request: ChatRequest, answer: _ChatAnswer, response: ChatResponse
     ) -> frozenset[MessagePart] | None:
-        """What an answer has beside text that the parser reads as chat did, all along; None: it does not.
+        """Return an answer's parts beside text, or None if the parser does not read it as chat did.
 
-        Where the answer is constrained to a form, a difference may come of that, and tells nothing.
+        If the answer is constrained to a form, that may cause a difference, which then shows
+        nothing.
         """
         own = _make_message(response)._replace(finish_reason=response.finish_reason)
         constrained_part = find_constrained_part(request)
@@ -234,9 +252,10 @@ class HttpMessageParser:
     async def _reads_as_chat(
         self, request: ChatRequest, prompt_ids: Sequence[int], answer: _ChatAnswer, own: ParsedMessage
     ) -> bool:
-        """Whether the parser makes of an answer and of its beginnings what chat made of them."""
+        """Return True if the parser reads an answer and its beginnings as chat did."""
         is_cut = own.finish_reason == "length"
-        written = answer.token_ids if is_cut else answer.token_ids[:-1]  # without the token that ends it
+        # An answer that is not cut has an end token, which is no text.
+        written = answer.token_ids if is_cut else answer.token_ids[:-1]
         whole: tuple[int, ParsedMessage, FinishReason | None] = (len(written), own, "length" if is_cut else "stop")
         for num_tokens, message, reason in [whole, *((*cut, None) for cut in answer.list_beginnings())]:
             for by_token in (False, True):
@@ -255,7 +274,9 @@ class HttpMessageParser:
         try:
             return await self._api.render(self._post_json, self._build_body(request))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TargetError(self._client.format_error_message(f"renders in another form ({error})")) from error
+            raise TargetError(
+                self._client.format_error_message(f"rendered the prompt in an unexpected form ({error})")
+            ) from error
 
     def _build_body(self, request: ChatRequest) -> Body:
         return build_request_body(request, self._model, self._dialect, stream=False)
@@ -265,12 +286,12 @@ class HttpMessageParser:
 
 
 class _ChatAnswer:
-    """An answer as it came from chat: what it made of the first tokens, at a few places."""
+    """An answer from chat, with what chat made of its first tokens at a few places."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self._events: list[tuple[int, StreamEvent]] = []  # with the number of tokens that there were then
-        self._undated: list[StreamEvent] = []  # made of tokens whose ids come next
+        self._events: list[tuple[int, StreamEvent]] = []  # with the number of tokens up to each
+        self._undated: list[StreamEvent] = []  # whose token ids come next
 
     @property
     def has_all_ids(self) -> bool:
@@ -284,7 +305,7 @@ class _ChatAnswer:
             self._undated.clear()
 
     def list_beginnings(self) -> list[tuple[int, ParsedMessage]]:
-        """After so many tokens chat had made this of them."""
+        """Return numbers of tokens, each with the message that chat had made of them."""
         ends = [end for end, _ in self._events]
         chosen = {ends[int(cut * len(ends))] for cut in _CUTS} - {0, len(self.token_ids)}
         return [(end, self._join(end)) for end in sorted(chosen)]
@@ -298,7 +319,10 @@ class _ChatAnswer:
 
 
 def _has_broken_call(message: ParsedMessage, *, is_whole: bool) -> bool:
-    """Whether a call's arguments are not one JSON value; not `is_whole`, the last ones may be the beginning of one."""
+    """Return True if a call's arguments are not one JSON value.
+
+    If the message is not whole, the last arguments may be the beginning of one.
+    """
     calls = message.tool_calls
     return any(_is_broken(call, is_whole=is_whole or call is not calls[-1]) for call in calls)
 
@@ -327,7 +351,7 @@ def _make_message(response: ChatResponse) -> ParsedMessage:
 
 
 def _load_calls(message: ParsedMessage) -> list[tuple[str, Any]]:
-    """Names and arguments, however these are laid out: some of vLLM's parsers write them anew."""
+    """Return names and parsed arguments: some of vLLM's parsers change the JSON's layout."""
     calls: list[tuple[str, Any]] = []
     for call in message.tool_calls:
         try:
@@ -338,5 +362,5 @@ def _load_calls(message: ParsedMessage) -> list[tuple[str, Any]]:
 
 
 def _strip_ids(message: ParsedMessage) -> ParsedMessage:
-    """A message without the ids of its calls, which are made up."""
+    """Return a message without the ids of its calls, which are random."""
     return message._replace(tool_calls=tuple(replace(call, id="") for call in message.tool_calls))

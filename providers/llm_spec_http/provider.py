@@ -1,6 +1,6 @@
-"""HttpProvider: a chat model behind an OpenAI-compatible server, on aiohttp directly.
+"""HttpProvider: a chat model behind an OpenAI-compatible server, over aiohttp.
 
-A reader that goes away closes the connection, and with it the server's work.
+If a reader closes a stream early, the connection is closed, and the server stops its work.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ _GENERIC: Final = DIALECTS["generic"]
 
 
 class HttpProvider:
-    """A model at `base_url` (the address that ends in /v1), or at its dialect's own.
+    """A model at `base_url` (the address that ends in /v1), or at its dialect's default address.
 
-    `api_key` is by default taken from the environment variable that the vendor documents; it is in no repr, log or
-    error. Any number of event loops may use the provider, one after another or each in a thread of its own; each has
-    its own connections, which are closed with the loop or by `aclose`. A `session` that is given stays the caller's and
-    belongs to one loop. Requests raise InvalidRequestError for what the server calls invalid (400, 413, 422),
-    ConfigError for a session of another event loop, TargetError for everything else that goes wrong.
+    `api_key` defaults to the environment variable that the vendor documents. It appears in no repr,
+    log or error.
+
+    Any number of event loops may use the provider, one after another or at once in several threads.
+    Each has its own connections, which are closed with the loop or by `aclose`. A given `session`
+    stays the caller's and belongs to one event loop.
+
+    Requests raise InvalidRequestError if the server calls them invalid (400, 413, 422), ConfigError
+    if the session belongs to another event loop, and TargetError for every other failure.
     """
 
     def __init__(
@@ -58,7 +62,8 @@ class HttpProvider:
         self._model = model
         self._dialect = dialect
         key = api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None)
-        if key is None and base_url is None and session is None and address.startswith("https://"):  # a vendor's own
+        # Only a vendor's default address certainly needs a key.
+        if key is None and base_url is None and session is None and address.startswith("https://"):
             raise ConfigError(f"{dialect.name} needs a key; set {dialect.key_variable} or give api_key")
         self._client = HttpClient(
             self.name,
@@ -88,7 +93,7 @@ class HttpProvider:
             tokens,
             lambda: ContinuationTest(self.name, self._stream_answer).can_continue(),
             messages=messages,
-            # a session may lead anywhere, whatever the address is
+            # A given session may send requests to any server, whatever the address is.
             server=None if session is not None else (address.rstrip("/"), dialect.name, model, hash(key)),
         )
 
@@ -153,14 +158,14 @@ class HttpProvider:
         await self._features.discover(feature)
 
     def mark_feature_lost(self, feature: Feature) -> None:
-        """A call has shown that the server does not do something any more; `discover` tries it again after a while."""
+        """Mark a feature as missing after a failed call; `discover` tests it again later."""
         self._features.mark_feature_lost(feature)
 
     async def aclose(self) -> None:
         await self._features.aclose()
         await self._client.aclose()
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _post_request(self, request: ChatRequest) -> aiohttp.ClientResponse:
         return await self._client.post(
@@ -168,7 +173,7 @@ class HttpProvider:
         )
 
     def _get_repeated_text(self, request: ChatRequest) -> str:
-        """The text that the answer begins with although it is in the request."""
+        """Return the request's text that the answer may repeat at its beginning."""
         return request.prefix if self._dialect.repeats_prefix and not request.raw else ""
 
 

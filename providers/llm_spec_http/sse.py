@@ -1,14 +1,18 @@
-"""Server-sent events, from bytes to values: the reader of WHATWG HTML 9.2.6, without any I/O.
+"""A parser for server-sent events, from bytes to values, as WHATWG HTML 9.2.6 defines it. No I/O.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
-The stream is cut into lines as bytes and decoded afterwards. In UTF-8 no byte of a longer character is a CR or LF,
-so a character split over two blocks is whole again by the time its line is, and `bytes.splitlines` cuts at exactly
-the three line ends of the standard (`str.splitlines` would also cut at U+2028, which JSON may hold as it is).
+The stream is cut into lines as bytes and decoded afterwards. In UTF-8 no byte of a longer character
+is a CR or LF. So a character that is split over two blocks is whole again when its line is.
+`bytes.splitlines` cuts at exactly the three line ends of the standard; `str.splitlines` would also
+cut at U+2028, which JSON may contain.
 
-Three departures from the standard, all for the servers there are: an event at the end of the stream counts without
-its blank line (`SseReader.finish`), an event whose data is empty (`data:` alone, sent to keep a connection open) is
-dropped like one without data, and a field named `error` is the data of an event of that name.
+The parser departs from the standard in three ways, because servers do:
+
+- An event at the end of the stream counts without its blank line (`SseReader.finish`).
+- An event with empty data (`data:` alone, sent to keep a connection open) is dropped, like an event
+  without data.
+- A field named `error` is the data of an event with that name.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ _DATA: Final = b"data: "
 
 
 class ServerSentEvent(NamedTuple):
-    """One event: its name ("message" when it has none), its data, and the last id the stream gave so far."""
+    """One event: its name ("message" by default), its data, and the stream's last id so far."""
 
     event: str
     data: str
@@ -31,10 +35,10 @@ class ServerSentEvent(NamedTuple):
 
 
 class SseReader:
-    """Reads one event stream, in whatever blocks it arrives.
+    """Reads one event stream, in blocks of any size.
 
-    `max_event_bytes` bounds a line and the data of an event; what is longer raises ValueError, after which the
-    reader is of no more use. Bytes that are not UTF-8 become U+FFFD.
+    `max_event_bytes` limits a line and the data of an event. A longer one raises ValueError, and
+    the reader cannot be used afterwards. Bytes that are not UTF-8 become U+FFFD.
     """
 
     def __init__(self, *, max_event_bytes: int = 32 * 1024 * 1024) -> None:
@@ -42,45 +46,47 @@ class SseReader:
             raise ValueError(f"max_event_bytes is {max_event_bytes}; it must be at least 1")
         self._max_event_bytes = max_event_bytes
         self._at_start = True
-        self._after_cr = False  # the line is ended already; an LF that comes first in the next block belongs to it
+        # The last block ended in CR: an LF at the start of the next one belongs to that line end.
+        self._after_cr = False
         self._partial = bytearray()  # a line without its end
-        self._data: list[bytes] = []  # the event's lines of data …
-        self._num_data_bytes = 0  # … and how long they are, each with an LF behind it
+        self._data: list[bytes] = []  # the event's lines of data
+        self._num_data_bytes = 0  # of those lines, each with an LF
         self._event = b""
         self._id: str | None = None
 
     def feed(self, block: bytes) -> list[ServerSentEvent]:
-        """The events that `block` completes; raises ValueError for a line or data over the limit."""
+        """Return the events that `block` completes; raises ValueError if one is too long."""
         values, rest = self._read_whole_events(block)
         return [ServerSentEvent("message", value, self._id) for value in values] + self._read_block(rest)
 
     def feed_data(self, block: bytes) -> list[str]:
-        """The data of the events that `block` completes, JSON; raises as `feed`.
+        """Return the data of the events that `block` completes, as JSON; raises as `feed`.
 
-        That of an event named `error` is an object which says it under `error`.
+        The data of an event named `error` is an object with the key `error`.
         """
         values, rest = self._read_whole_events(block)
         return values + list(map(_get_data, self._read_block(rest))) if rest else values
 
     def finish_data(self) -> list[str]:
-        """As `finish`, of the data alone."""
+        """Return the data of the last event; see `finish`."""
         return list(map(_get_data, self.finish()))
 
     def finish(self) -> list[ServerSentEvent]:
-        """The last event, at the end of the stream, when no blank line closed it and it has data.
+        """Return the last event at the end of the stream, if it has data but no closing blank line.
 
-        The standard would drop it, but servers leave out the last newline. A connection that broke looks the same,
-        so this event's data may be cut short.
+        The standard would drop it, but servers leave out the last newline. A broken connection
+        looks the same, so the data of this event may be cut short.
         """
         last_line = bytes(self._partial)
         self._partial.clear()
         return self._read_lines([last_line, b""] if last_line else [b""])
 
     def _read_whole_events(self, block: bytes) -> tuple[list[str], bytes]:
-        """The data of the events that the block completes, where each is one line of data, and the rest of the block.
+        """Return the data of the events that a block completes, and the rest of the block.
 
-        That is what servers send nearly always, and to read it line by line takes four times as long. Where there is
-        anything else, all of the block is the rest.
+        This covers events with a single line of data, which servers nearly always send. Reading
+        them line by line takes four times as long. If the block holds anything else, all of it is
+        the rest.
         """
         if self._data or self._event or self._after_cr:
             return [], block
@@ -96,7 +102,7 @@ class SseReader:
         return [value.decode(errors="replace") for value in values if value], block[end:]
 
     def _read_block(self, block: bytes) -> list[ServerSentEvent]:
-        """The events that a block completes, read line by line."""
+        """Return the events that a block completes, reading it line by line."""
         if not block:
             return []
         if self._after_cr:

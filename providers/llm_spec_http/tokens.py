@@ -1,4 +1,4 @@
-"""HttpTokenEndpoint: a server that is called with token ids of its own vocabulary."""
+"""HttpTokenEndpoint: calls a server with token ids of its own vocabulary."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ __all__ = ["HttpTokenEndpoint"]
 T = TypeVar("T")
 _WatchEvents: TypeAlias = Callable[[AsyncGenerator[StreamEvent]], AsyncGenerator[StreamEvent]]
 
-# Tokenizers cut between a word and a space that another word follows, whatever else they do: such stretches can be
-# encoded by themselves and remembered, so that redrafted words need no round trip.
+# Every tokenizer cuts between a word and the space before the next word. So each such stretch can
+# be encoded by itself and cached, and words that are drafted again need no round trip.
 _WORD_START: Final = re.compile(r"(?<=\S)(?= \S)")
-_MAX_SEPARATE_CALLS: Final = 4  # more unknown stretches than that are encoded in one call, and not remembered
+_MAX_SEPARATE_CALLS: Final = 4  # more unknown stretches are encoded in one call and not cached
 _MAX_CACHED_WORDS: Final = 50_000
 
 
 class HttpTokenEndpoint:
-    """A `TokenEndpoint` and `TokenScorer`. `on_lost` is called when the server does not do any more what that needs."""
+    """A `TokenEndpoint` and `TokenScorer`.
+
+    `on_lost` is called with a feature if the server no longer supports it.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,8 @@ class HttpTokenEndpoint:
         on_lost: Callable[[Feature], None],
     ) -> None:
         self.context_length: int | None = None
-        self.note_reasoning: _WatchEvents = _pass_on  # by whoever wants to know that chat takes reasoning out of a text
+        # `ServerFeatures` replaces it, to see if chat separates reasoning from the text.
+        self.note_reasoning: _WatchEvents = _pass_on
         self.max_top = api.max_top
         self._client = client
         self._model = model
@@ -59,7 +63,7 @@ class HttpTokenEndpoint:
         self._decoded_tokens: dict[int, str] = {}
 
     def forget_vocabulary(self) -> None:
-        """Forget what is known of the server's vocabulary."""
+        """Clear the cached words and tokens of the server's vocabulary."""
         self._encoded_words.clear()
         self._decoded_tokens.clear()
 
@@ -111,7 +115,10 @@ class HttpTokenEndpoint:
     async def stream_chat_trying_token_ids(
         self, request: ChatRequest, on_refusal: Callable[[], None]
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """As `stream_chat`, with the ids if the server gives them. If it refuses the field, it is sent without."""
+        """Stream a chat with token ids if the server gives them.
+
+        If it refuses the field, `on_refusal` is called, and the request is sent without the field.
+        """
         repeated = request.prefix if self._dialect.repeats_prefix else ""
         body = self._build_chat_body(request)
         try:
@@ -127,7 +134,8 @@ class HttpTokenEndpoint:
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         limit = request.max_tokens
-        if self.context_length is not None:  # servers stop after 16 tokens where nothing is said, and refuse too many
+        # Without a limit servers stop after 16 tokens, and they refuse a limit beyond the context.
+        if self.context_length is not None:
             room = self.context_length - len(token_ids)
             limit = room if limit is None else min(limit, room)
         body = self._build_chat_body(replace(request, prefix="", max_tokens=limit))
@@ -145,7 +153,10 @@ class HttpTokenEndpoint:
         repeated: str = "",
         feature: Feature = "token_endpoint",
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """The events of a call's stream, with token ids; `feature` is lost where the server has no such call."""
+        """Stream a call's events with token ids.
+
+        `feature` is lost if the server does not have the endpoint.
+        """
         response = await self._call_and_check_answer_form(lambda: self._client.post(path, body), feature)
         async with self._open_response_events(response, request, repeated) as events:
             yield events
@@ -161,12 +172,15 @@ class HttpTokenEndpoint:
             lambda: self._score_and_check_rows(body, num_rows, top), "token_scorer"
         )
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     async def _call_and_check_answer_form(
         self, call: Callable[[], Awaitable[T]], feature: Feature = "token_endpoint"
     ) -> T:
-        """Await a call. If the answer is not in the expected form, the feature is lost: raises TargetError."""
+        """Await a call; raises TargetError if the answer has an unexpected form.
+
+        The feature is then lost.
+        """
         try:
             return await call()
         except MissingEndpointError:
@@ -175,14 +189,15 @@ class HttpTokenEndpoint:
         except InvalidRequestError as error:
             if not any(name in str(error) for name in self._token_api_fields):
                 raise
-            self._on_lost(feature)  # the server, or what is before it now, refuses what the caller knows nothing of
+            # The server, or a proxy in front of it, refuses fields that are not the caller's.
+            self._on_lost(feature)
             raise TargetError(str(error)) from error
         except LlmSpecError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self._on_lost(feature)
             raise TargetError(
-                self._client.format_error_message(f"answered in another form ({type(error).__name__}: {error})")
+                self._client.format_error_message(f"answered in an unexpected form ({type(error).__name__}: {error})")
             ) from error
 
     async def _sample_and_check_tokens(self, prefixes: Sequence[Sequence[int]], fields: Body) -> list[SampledToken]:
@@ -194,7 +209,7 @@ class HttpTokenEndpoint:
     async def _score_and_check_rows(self, body: Body, num_rows: int, top: int) -> list[TopTokens]:
         (choice,) = read_choices_in_order(await self._post_json("completions", body))
         num_given, num_scored = len(body["prompt"]), len(choice["prompt_logprobs"])
-        if num_scored != num_given:  # then nobody knows of which positions they are
+        if num_scored != num_given:  # then their positions are unknown
             raise ValueError(f"{num_scored} prompt logprobs for {num_given} tokens")
         return _parse_scored_rows(choice, num_rows, top)
 
@@ -215,12 +230,14 @@ class HttpTokenEndpoint:
 
 
 def _pass_on(events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-    """Nobody wants to know."""
     return events
 
 
 def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[TopTokens]:
-    """As vLLM has them: a row stands at the position after it, the last one with the generated token."""
+    """Parse rows from vLLM's answer.
+
+    vLLM puts a row at the position after it, and the last row with the generated token.
+    """
     rows = cast("list[Mapping[str, Mapping[str, Any]]]", choice["prompt_logprobs"][1:])
     given = [[(int(token_id), float(entry["logprob"])) for token_id, entry in row.items()] for row in rows]
     generated = cast("Mapping[str, float]", choice["logprobs"]["top_logprobs"][0])
@@ -229,10 +246,11 @@ def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> li
 
 
 def _take_likeliest_tokens(row: list[tuple[int, float]], top: int) -> TopTokens:
-    """The likeliest `top` of a row, which also holds the token that was given.
+    """Return the likeliest `top` tokens of a row, which also holds the given token.
 
-    Of equal ones the lowest id comes first, as where the server takes the likeliest: the given one is not preferred.
+    The lowest id comes first among equal ones, as on the server, so the given token is not
+    preferred.
     """
     if len(row) < top or any(math.isnan(logprob) for _, logprob in row):
-        raise ValueError(f"{row} for the likeliest {top} tokens")
+        raise ValueError(f"{row} does not hold the likeliest {top} tokens")
     return TopTokens(tuple(sorted(row, key=lambda entry: (-entry[1], entry[0]))[:top]))

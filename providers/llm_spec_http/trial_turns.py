@@ -1,7 +1,8 @@
-"""TrialTurns: when calls that find out what a server can do are made, so that they hold no answer up for long.
+"""TrialTurns: schedules the calls that discover a server's features.
 
-One at a time, while no answer has been open for a second, since one answer often follows another. Where no such second
-comes within a minute, one call is made beside an answer, and one more a minute later.
+Calls run one at a time, after a second without open answers, since one answer often follows
+another. If no such second comes within a minute, one call runs beside an answer, and one more each
+further minute. So no answer is delayed for long.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ T = TypeVar("T")
 
 _IDLE_S: Final = 1.0
 _MAX_WAIT_S: Final = 60.0  # for an idle second
-_CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt: vLLM does, for seconds
+_CALL_TIMEOUT_S: Final = 60.0  # vLLM compiles for seconds before its first scored prompt
 _POLL_S: Final = 0.05
 
 
 class TrialTurns:
-    """The answers that are open at one server, and calls of trials. Any number of event loops may use it."""
+    """Tracks a server's open answers and runs trial calls; any number of event loops may use it."""
 
     def __init__(self) -> None:
-        self._ended_s = -math.inf  # when the last answer did
+        self._ended_s = -math.inf  # when the last answer ended
         self.reset_after_fork()
         reset_in_forked_child(self)
 
     def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         self._num_open = 0
-        self._busy_until_s = -math.inf  # by a call of a trial, at the longest
+        self._busy_until_s = -math.inf  # the latest end of the running trial call
         self._due_s = -math.inf  # when a call may be made beside an answer
 
     def watch(self, opened: AbstractAsyncContextManager[T]) -> AbstractAsyncContextManager[T]:
-        """An answer, which is open as long as this is entered."""
+        """Count an answer as open while its context is entered."""
         return _OpenAnswer(self, opened)
 
     def note_begin(self) -> None:
@@ -55,7 +56,7 @@ class TrialTurns:
             self._ended_s = now()
 
     async def run_call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a trial's call gives, once it may be made; raises what it raises, and TimeoutError after 60 s."""
+        """Run a trial's call in its turn; raises its errors, and TimeoutError after 60 s."""
         while not self._may_begin_call():  # noqa: ASYNC110 - an Event belongs to one event loop
             await asyncio.sleep(_POLL_S)
         try:
@@ -65,10 +66,10 @@ class TrialTurns:
             self._busy_until_s = -math.inf
 
     def _may_begin_call(self) -> bool:
-        """Whether a call may be made now; then it is under way."""
+        """Return True if a call may begin now; it then counts as running."""
         with self._lock:
             now_s = now()
-            if now_s - self._due_s > _MAX_WAIT_S:  # nobody has waited for so long
+            if now_s - self._due_s > _MAX_WAIT_S:  # the last wait ended long ago
                 self._due_s = now_s + _MAX_WAIT_S
             is_idle = not self._num_open and now_s - self._ended_s >= _IDLE_S
             if now_s < self._busy_until_s or not (is_idle or now_s >= self._due_s):
@@ -78,7 +79,11 @@ class TrialTurns:
 
 
 class _OpenAnswer(AbstractAsyncContextManager[T]):
-    """A class, as each answer passes here: as a generator it took some 4 % of a server's requests a second."""
+    """Counts an answer as open.
+
+    This is a class because each answer passes here: a generator cost 4 % of a server's requests a
+    second.
+    """
 
     __slots__ = ("_opened", "_turns")
 

@@ -1,8 +1,9 @@
-"""Whether a row of a joined pass has the same bits whatever the others do: looked at when a model is loaded.
+"""Checks, when a model is loaded, that a row of a joined pass does not depend on the other rows.
 
-The same tokens are read behind the same cached prefix, in each of the slots, alone and beside others that are at other
-positions (so with other numbers of keys), at different places of a pass; what the other slots hold, and what is left
-over behind the prefix, is something else each time. Prefixes are random numbers: that costs less than to read a prompt.
+The same tokens are read after the same cached prefix in each slot, alone and with neighbours at
+other positions (and so with other numbers of keys), at different places of a pass. The content of
+the other slots, and of the places after the prefix, changes each time. Prefixes are random numbers,
+which cost less than reading a prompt.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = ["do_joined_passes_agree"]
 
 RunAll: TypeAlias = Callable[[Sequence[ForwardPass]], Sequence[PassResult]]
 
-_NUM_STEPS: Final = 3  # of keys that are looked at; further ones are read as these are
+_NUM_STEPS: Final = 3  # of keys that are tested; later ones are read in the same way
 _POSITION_STRIDE: Final = 97  # tokens from one neighbour's position to the next one's
 
 
 class _SlotGroup(NamedTuple):
-    """Slots whose rows are compared, slots that read something else meanwhile, and the last position of those."""
+    """Slots whose rows are compared, and their neighbours with their last position."""
 
     members: Sequence[int]
     neighbours: Sequence[int] = ()
@@ -42,9 +43,10 @@ class _TokenSpan(NamedTuple):
 
 
 def do_joined_passes_agree(run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int]) -> bool:
-    """Whether joined passes of `max_width` give a row the same bits in all company; leaves the caches empty.
+    """Return True if each row of a joined pass has the same bits whatever the other rows are.
 
-    `token_ids`: at least 2 * max_width of them.
+    The passes have a width of `max_width`; `token_ids` needs at least twice as many. The caches are
+    empty afterwards.
     """
     width = shape.max_width
     num_places = min(_NUM_STEPS * shape.key_step, pool.cache.capacity - width)
@@ -62,7 +64,7 @@ def do_joined_passes_agree(run_all: RunAll, pool: CachePool, shape: PassShape, t
 
 
 class _RowAgreementCheck:
-    """Reads tokens after one prefix beside every kind of neighbour, and compares the rows."""
+    """Reads tokens after one prefix with every kind of neighbour, and compares the rows."""
 
     def __init__(
         self, run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int], *, start: int
@@ -78,7 +80,7 @@ class _RowAgreementCheck:
         self._noise = [torch.randn(sizes, generator=generator).to(stored) for stored in _list_cache_tensors(pool)]
 
     def do_rows_agree_within(self, num_places: int) -> bool:
-        """Ask in all company, neighbours being within the first so many places."""
+        """Compare rows with all groups of neighbours, which are within the first `num_places`."""
         whole = _TokenSpan(0, self._shape.max_width)
         self._fill_all_slots(num_places)
         self._fill_slots([0], turn=0)
@@ -95,7 +97,7 @@ class _RowAgreementCheck:
                     return False
         return True
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _make_slot_groups(self, num_places: int) -> list[_SlotGroup]:
         every = range(self._pool.num_slots)
@@ -116,7 +118,10 @@ class _RowAgreementCheck:
         return _TokenSpan(offset, 1 + (index + turn) % (width - offset))
 
     def _read_member_rows(self, slot_group: _SlotGroup, turn: int, parts: Sequence[_TokenSpan]) -> list[np.ndarray]:
-        """Each member's rows of its part, with other tokens after them: [length, vocab_size] each."""
+        """Return each member's rows of its part, [length, vocab_size] each.
+
+        Other tokens follow the part.
+        """
         passes = [self._make_member_pass(index, part) for index, part in zip(slot_group.members, parts, strict=True)]
         passes += [self._make_neighbour_pass(index, turn, slot_group.max_position) for index in slot_group.neighbours]
         outcomes = self._run_all(passes)[: len(parts)]
@@ -140,12 +145,12 @@ class _RowAgreementCheck:
         return ForwardPass(slot, token_ids, self._shape.max_width, num_keys, len(token_ids))
 
     def _fill_all_slots(self, num_places: int) -> None:
-        """Let every slot hold something."""
+        """Write something into every slot."""
         for stored, noise in zip(_list_cache_tensors(self._pool), self._noise, strict=True):
             stored[:, :num_places] = noise[torch.arange(num_places) % len(noise)]
 
     def _fill_slots(self, members: Sequence[int], turn: int) -> None:
-        """Give the prefix to the members, and something else to the others and to the places after it."""
+        """Write the prefix into the members' slots, and other numbers everywhere else."""
         for stored, noise in zip(_list_cache_tensors(self._pool), self._noise, strict=True):
             for index in range(self._pool.num_slots):
                 stored[index, : len(noise)] = noise.flip(0) * (1 + 0.1 * (index + turn))

@@ -1,12 +1,13 @@
-"""Sessions of several requests that share forward passes, each at a position of its own.
+"""Sessions of several requests that share forward passes, each at its own position.
 
-Passes are joined by load (`joining.py`), or always have one shape (`BatchedPassRunner`, for devices). Of the latter,
-exact sessions share passes of [max_requests, max_width]: every slot has its rows in it, with a token to read or
-without, so that a row's kernels never depend on who else is there. What is left to depend on is looked at when the
-model is loaded (`batch_checks.py`). Other sessions, such as drafts, share passes as small as they can be.
+Passes are joined under load (`joining.py`), or always have one shape (`BatchedPassRunner`, for
+devices). With one shape, exact sessions share passes of [max_requests, max_width]. Every slot has
+rows in each pass, even without a token to read, so that a row's kernels never depend on the other
+requests. Other dependencies are tested when the model is loaded (`batch_checks.py`). Other
+sessions, such as drafts, share passes that are as small as possible.
 
-A slot without tokens writes its rows into places after the context, which nothing ever reads, so that the prefix it
-keeps for a later request survives.
+A slot without tokens writes its rows into places after the context, which nothing reads. So the
+prefix that it keeps for a later request survives.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PADDING_ID: Final = 0
 
 
 class PassBatching:
-    """What all sessions of a model share: who runs their passes, which have one of these widths."""
+    """The pass runners that a model's sessions share, each with the widths that it joins."""
 
     def __init__(
         self,
@@ -49,13 +50,19 @@ class PassBatching:
         self._loose, self._loose_widths = loose, loose_widths
 
     def make_forward_runner(self, alone: ForwardRunner, *, exact: bool) -> BatchedForwardRunner:
-        """For one session; `alone` runs its prompts, and is not kept here: a model in a circle would not be freed."""
+        """Make one session's runner; `alone` runs its prompts.
+
+        `alone` is not kept here: a cycle of references would keep the model's memory.
+        """
         joined, widths = (self._exact, self._exact_widths) if exact else (self._loose, self._loose_widths)
         return BatchedForwardRunner(self._name, self._queue, joined, alone, widths)
 
 
 class BatchedForwardRunner:
-    """The `ForwardRunner` of a session. Passes as wide as one of `widths` are joined; others run alone."""
+    """The `ForwardRunner` of a session.
+
+    Passes as wide as one of `widths` are joined; others run alone.
+    """
 
     def __init__(
         self, name: str, queue: PassQueue, joined: PassRunner, alone: ForwardRunner, widths: Sequence[int]
@@ -87,7 +94,10 @@ class BatchedForwardRunner:
 
 
 class BatchedPassRunner:
-    """Runs passes of several slots as one; with `fixed_width` every pass has that width and rows of all slots."""
+    """Runs passes of several slots as one.
+
+    With `fixed_width`, every pass has that width, and rows of all slots.
+    """
 
     def __init__(
         self, network: TransformerNetwork, pool: CachePool, name: str, *, fixed_width: int | None = None
@@ -111,7 +121,7 @@ class BatchedPassRunner:
         device = self._network.embedding.device
         return run_pass_on_device(self._name, device, lambda: self._run_batch(passes, slots, width, device))
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _run_batch(
         self, passes: Sequence[ForwardPass], slots: range, width: int, device: torch.device
@@ -129,7 +139,7 @@ class BatchedPassRunner:
         return self._split_logits(passes, slots, states.view(len(slots), width, -1))
 
     def _split_logits(self, passes: Sequence[ForwardPass], slots: range, states: Tensor) -> list[PassResult]:
-        """states: [num_slots, width, hidden_size]."""
+        """Split the logits of `states`, [num_slots, width, hidden_size], by pass."""
         width = states.shape[1]
         is_finite = dict(zip(slots, states.isfinite().flatten(1).all(1).cpu().numpy(), strict=True))
         self._wipe_non_finite_slots(passes, [index for index in slots if not is_finite[index]], width)
@@ -146,7 +156,7 @@ class BatchedPassRunner:
         ]
 
     def _wipe_non_finite_slots(self, passes: Sequence[ForwardPass], broken: Sequence[int], width: int) -> None:
-        """Wipe what holds NaN, which would reach a slot's later rows even from behind a mask."""
+        """Wipe slots with NaN, which would reach later rows in spite of masks."""
         for one in passes:
             if one.slot.index in broken:
                 one.slot.erase()
@@ -156,7 +166,7 @@ class BatchedPassRunner:
 
 
 class _SinglePassRunner:
-    """Runs prompts: a pass of one slot, as wide as its tokens."""
+    """Runs prompts: passes of one slot, as wide as their tokens."""
 
     max_tokens = None
 

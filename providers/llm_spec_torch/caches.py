@@ -1,7 +1,7 @@
-"""Where keys and values live: a fixed number of slots, made once, each the cache of one request at a time.
+"""Key-value caches: a fixed number of slots, each the cache of one request at a time.
 
-A slot that has been given back keeps its tokens until somebody else needs it, so that the next turn of a conversation
-reads only what is new.
+A slot that was given back keeps its tokens until another request needs it. So the next turn of a
+conversation reads only what is new.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["CachePool", "CacheSlot", "count_bytes_per_token"]
 
 @dataclass(eq=False, slots=True)
 class CacheSlot(KeptTokens):
-    """One sequence's cache, and which tokens it holds."""
+    """One sequence's cache, and the tokens that it holds."""
 
     index: int
     cache: KeyValueCache  # batch of one
 
     def check_room(self, num_tokens: int, name: str) -> None:
-        """Raise TargetError unless so many tokens more fit; on CUDA nothing else would say so before it is too late."""
+        """Raise TargetError unless `num_tokens` more fit: CUDA itself would report it too late."""
         length = len(self.token_ids) + num_tokens
         if length > self.cache.capacity:
             raise TargetError(f"{name}: {length} tokens do not fit into a cache of {self.cache.capacity}")
 
     def erase(self) -> None:
-        """Forget all, and what the memory holds: a NaN would reach others even from behind a mask."""
+        """Forget all tokens and zero the memory: a NaN would reach others in spite of masks."""
         self.truncate(0)
         for stored in self.cache.layers:
             stored.zero_()
 
 
 class CachePool:
-    """All slots of a model. Safe to use from several threads."""
+    """All slots of a model; several threads may use it."""
 
     def __init__(self, network: TransformerNetwork, *, num_slots: int, capacity: int) -> None:
         shape = network.attention
@@ -59,14 +59,14 @@ class CachePool:
     def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         for slot in self._slots:
-            if slot not in self._idle:  # somebody was writing into it
+            if slot not in self._idle:  # a thread of the parent was writing into it
                 slot.truncate(0)
                 self._idle.append(slot)
 
     def acquire_slot(self, token_ids: Sequence[int], *, exact: bool) -> CacheSlot:
-        """The idle slot for a prompt, with as much of it as it holds and may be used.
+        """Return the idle slot that holds most of a prompt, cut to the part that may be used.
 
-        Raises TargetError when none is idle.
+        Raises TargetError if none is idle.
         """
         with self._lock:
             if not self._idle:
@@ -77,19 +77,19 @@ class CachePool:
         return slot
 
     def release_slot(self, slot: CacheSlot) -> None:
-        """Let others have a slot; its tokens stay until then."""
+        """Put a slot back; its tokens stay until another request takes it."""
         with self._lock:
             self._idle.append(slot)
 
 
 def count_bytes_per_token(network: TransformerNetwork) -> int:
-    """Bytes of keys and values that one token takes."""
+    """Return the bytes of one token's keys and values in all layers."""
     shape = network.attention
     return 2 * len(network.layers) * shape.num_kv_heads * shape.head_dim * network.dtype.itemsize
 
 
 def _allocate_zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros (never leftovers, which might be NaN); on a CPU, memory that is taken only where it is written."""
+    """Allocate zeros, because leftovers might be NaN; on a CPU only written memory is taken."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     words = np.zeros(int(np.prod(sizes)) * dtype.itemsize // 2, np.int16)

@@ -1,4 +1,4 @@
-"""What is checked on this machine when a model is loaded: that the logits are right, and which widths agree."""
+"""Checks on this machine when a model is loaded: are the logits right, which widths agree."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ __all__ = [
 
 FloatArray: TypeAlias = NDArray[np.float32]
 
-# Read tokens in one pass from a position on, behind what is there: what becomes of each, [len(token_ids), any].
+# Reads tokens in one pass from a position on, after what is there, and returns a row for each:
+# [len(token_ids), any].
 ReadRowsAt: TypeAlias = Callable[[int, Sequence[int]], FloatArray]
 
-_MAX_LOGIT_ERROR: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the logits' spread
+# As a share of the logits' standard deviation.
+_MAX_LOGIT_ERROR: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 def make_fixed_token_ids(count: int, vocab_size: int) -> list[int]:
-    """Token ids that are always the same."""
+    """Return token ids that are the same in every call."""
     return [int(token_id) for token_id in np.random.default_rng(0).integers(0, vocab_size, count)]
 
 
 def compute_transformers_logits(module: Any, token_ids: Sequence[int]) -> Tensor:
-    """What transformers' own modules say, in inference mode: [len(token_ids), vocab_size] float32."""
+    """Return the logits of transformers' own modules, [len(token_ids), vocab_size] float32.
+
+    Call it in inference mode. Raises ModelLoadError if the modules fail.
+    """
     ids = torch.tensor([list(token_ids)], device=module.device)
     try:
         logits: Tensor = module(ids, use_cache=False).logits[0].float()
@@ -45,7 +50,7 @@ def compute_transformers_logits(module: Any, token_ids: Sequence[int]) -> Tensor
 
 
 def check_logits_match(computed: FloatArray, expected: Tensor, dtype: torch.dtype) -> None:
-    """Raise ModelLoadError unless logits are transformers' own up to rounding: then the model was read rightly."""
+    """Raise ModelLoadError unless logits equal transformers' own up to rounding."""
     ours, theirs = torch.as_tensor(computed), expected.cpu()
     error = float((ours - theirs).square().mean().sqrt() / theirs.std())
     if not error <= _MAX_LOGIT_ERROR[dtype]:
@@ -58,11 +63,15 @@ def check_logits_match(computed: FloatArray, expected: Tensor, dtype: torch.dtyp
 def find_agreeing_widths(
     read_at: ReadRowsAt, token_ids: Sequence[int], widths: Sequence[int], *, start: int = 21, thorough: bool = True
 ) -> list[int]:
-    """Those of ascending widths at which a row has the bits that it has at the widest; [] if not even there.
+    """Return those of ascending widths at which a row has the same bits as at the widest.
 
-    A row's place in a pass, what it is read beside and what follows it may make no difference. Each width is read once
-    from the middle on, half of it other tokens; `thorough`: and once from the second place on, all its own, so that at
-    the widest every row is compared with its neighbour. `token_ids`: at least twice the widest, read from `start` on.
+    Returns [] if rows at the widest do not agree with each other.
+
+    A row's place in a pass, its neighbours and what follows it must make no difference. Each width
+    is read once from the middle on, half of it with other tokens. If `thorough`, it is also read
+    from the second place on with its own tokens, so that at the widest every row is compared with
+    its neighbour. `token_ids` needs at least twice the widest; they are read from position `start`
+    on.
     """
     max_width = widths[-1]
     tail, others = token_ids[:max_width], token_ids[max_width:]
@@ -75,7 +84,8 @@ def find_agreeing_widths(
         return np.array_equal(rows, reference[offset : offset + num_own])
 
     agreeing = list(widths)
-    readings = [(max(1, max_width // 3), 2), (1, 1)]  # back to front: nothing is read behind what others have left
+    # Back to front, so that nothing is read after the leftovers of another reading.
+    readings = [(max(1, max_width // 3), 2), (1, 1)]
     for offset, num_parts in readings if thorough else readings[:1]:
         agreeing = [width for width in reversed(agreeing) if is_width_agreeing(width, offset, num_parts)][::-1]
         if max_width not in agreeing:

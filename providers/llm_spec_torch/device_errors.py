@@ -1,4 +1,4 @@
-"""What goes wrong while a model runs, in words of llm_spec."""
+"""Translates failures of a running model into llm_spec's errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 @contextmanager
 def run_on_device(name: str, device: torch.device) -> Generator[None]:
-    """Run a model without gradients and on its own device (a new thread has device 0), errors as advice."""
+    """Run a model without gradients on its own device; raises TargetError if memory runs out.
+
+    The device is set because a new thread uses device 0.
+    """
     try:
         with torch.inference_mode():
             if device.type != "cuda":
@@ -29,12 +32,12 @@ def run_on_device(name: str, device: torch.device) -> Generator[None]:
     except torch.OutOfMemoryError as error:
         if device.type == "cuda":
             with torch.cuda.device(device):
-                torch.cuda.empty_cache()  # what torch kept for later goes back
-        raise TargetError(f"{name}: out of memory on {device}; give cache_gib or max_requests less") from error
+                torch.cuda.empty_cache()  # torch returns the memory that it kept for later
+        raise TargetError(f"{name}: out of memory on {device}; lower cache_gib or max_requests") from error
 
 
 def run_pass_on_device(name: str, device: torch.device, compute: Callable[[], T]) -> T:
-    """What a forward pass gives, run as by `run_on_device`; on a CPU in a thread for passes, see `run_pass`."""
+    """Run a forward pass as `run_on_device` does; on a CPU, in a thread for passes (`run_pass`)."""
 
     def run() -> T:
         with run_on_device(name, device):
@@ -44,5 +47,4 @@ def run_pass_on_device(name: str, device: torch.device, compute: Callable[[], T]
 
 
 def make_not_finite_error(name: str) -> ModelOutputError:
-    """A model whose numbers are none."""
     return ModelOutputError(f"{name}: the model's hidden states or logits hold NaN or infinity")

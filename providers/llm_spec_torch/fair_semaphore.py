@@ -1,4 +1,4 @@
-"""Places for so many requests at once, first come, first served, whichever event loop or thread they come from."""
+"""A semaphore for all event loops and threads of a process, first come, first served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FairSemaphore"]
 
 
 class FairSemaphore:
-    """What `asyncio.Semaphore` is for one event loop, for all of a process: a loaded model outlives loops."""
+    """Like `asyncio.Semaphore`, but for all event loops: a loaded model outlives loops."""
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
@@ -45,7 +45,7 @@ class FairSemaphore:
             self._waiting.append((loop, waiter))
         try:
             await waiter
-        except BaseException:  # cancelled, or its task is given up
+        except BaseException:  # cancelled, or the task was closed
             with self._lock:
                 is_waiting = (loop, waiter) in self._waiting
                 if is_waiting:
@@ -61,7 +61,7 @@ class FairSemaphore:
                 try:
                     loop.call_soon_threadsafe(_wake_waiter, waiter)
                 except RuntimeError:
-                    continue  # its loop has been closed; nobody waits there any more
+                    continue  # its loop is closed, so nobody waits there
                 return
             self._num_free += 1
 

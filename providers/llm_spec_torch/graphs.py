@@ -1,8 +1,8 @@
-"""Steps recorded as CUDA graphs: started by one call, whatever number of kernels they have.
+"""Steps recorded as CUDA graphs: one call starts all their kernels.
 
-A step is recorded once for each key, after a run as it is, in which kernels are chosen, compiled and loaded; whoever
-records restores what that run has changed. Steps are played one after the other on the thread's stream, so that all
-may use one pool of memory: nothing that lasts lies in it.
+A step is recorded once for each key, after a normal run that chooses, compiles and loads kernels.
+The caller restores what that run changed. Steps are played one after another on the thread's
+stream. So they can share one memory pool, because nothing in it must last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ StepKey: TypeAlias = tuple[str, int, int]
 
 _NUM_MEASURED_REPLAYS: Final = 5
 
-# Recording waits for the whole device, and that breaks what another thread is recording (NVIDIA/TensorRT #2888).
+# Recording waits for the whole device, which breaks another thread's recording
+# (NVIDIA/TensorRT #2888).
 _CAPTURE_LOCK: Final = threading.Lock()
 
 
@@ -37,11 +38,11 @@ class CudaGraphs:
         return key in self._graphs
 
     def capture(self, key: StepKey, step: Callable[[], object]) -> None:
-        """Run a step as it is, and record it."""
+        """Run a step and record it."""
         graph = torch.cuda.CUDAGraph()
         with _CAPTURE_LOCK:
             step()
-            # the outer stream comes back even if recording fails
+            # The outer stream is restored even if recording fails.
             with (
                 torch.cuda.stream(torch.cuda.current_stream(self._device)),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
@@ -50,16 +51,15 @@ class CudaGraphs:
         self._graphs[key] = graph
 
     def replay(self, key: StepKey) -> None:
-        """Run a recorded step."""
         self._graphs[key].replay()
 
 
 def measure_replay_s(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a step that is played as a graph, the mean of several in a row."""
+    """Return a step's mean seconds when it is played as a graph several times in a row."""
     graphs = CudaGraphs(device)
     key = ("measured", 0, 0)
     graphs.capture(key, step)
-    graphs.replay(key)  # the first one brings the graph to the device
+    graphs.replay(key)  # the first one loads the graph onto the device
     make: Callable[..., torch.cuda.Event] = torch.cuda.Event
     start, end = make(enable_timing=True), make(enable_timing=True)
     start.record()

@@ -1,9 +1,10 @@
-"""Passes of several requests that are joined only where several wait: a request that runs alone pays nothing for it.
+"""Joins passes of several requests only while several wait: a single request pays nothing.
 
-The sequences of a joined pass share its matrix products; attention is each sequence's own, with the shapes that it has
-alone (continuous batching of single steps: Yu et al., Orca, OSDI 2022). So a row of a joined pass differs from the
-same row alone in the number of rows that matrices are multiplied with, and that is one of those that agreed bit for bit
-when the model was loaded. Whether that is all is looked at then as well.
+The sequences of a joined pass share its matrix products. Attention runs for each sequence
+separately, with the same shapes as alone (continuous batching of single steps: Yu et al., Orca,
+OSDI 2022). So a row of a joined pass differs from the same row alone only in the number of rows of
+the matrix products. That number is one of those that agreed bit for bit when the model was loaded.
+The search also tests joined passes themselves.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from llm_spec_torch.shape import PassShape, pad_to_next
 __all__ = ["MAX_JOINED_ROWS", "JoinedPassRunner", "find_joined_row_counts"]
 
 MAX_JOINED_ROWS: Final = 64
-_WIDER_ROW_COUNTS: Final = (24, 32, 48, MAX_JOINED_ROWS)  # than one session's passes, as far as they agree
-_CHECKED_LENGTHS: Final = ((1, 1), (2, 1, 1), (1, 3, 2), (1,) * 7, (3, 1, 4))  # of the sequences of a pass
-_CHECKED_POSITIONS: Final = (21, 303, 6, 250, 40, 511, 130, 77)  # where they begin: with several numbers of keys
+_WIDER_ROW_COUNTS: Final = (24, 32, 48, MAX_JOINED_ROWS)  # wider than a session's own passes
+_CHECKED_LENGTHS: Final = ((1, 1), (2, 1, 1), (1, 3, 2), (1,) * 7, (3, 1, 4))  # of sequences
+_CHECKED_POSITIONS: Final = (21, 303, 6, 250, 40, 511, 130, 77)  # for several numbers of keys
 
 
 class JoinedPassRunner:
-    """Runs passes of several slots as one, with as many rows as the next of `row_counts`, ascending."""
+    """Runs passes of several slots as one, padded to the next of `row_counts`, ascending."""
 
     def __init__(self, network: TransformerNetwork, pool: CachePool, name: str, row_counts: Sequence[int]) -> None:
         self._network = network
@@ -72,7 +73,7 @@ class JoinedPassRunner:
             if bool(torch.isfinite(states[start:end].sum(dtype=torch.float32))):
                 results.append(logits[end - one.num_rows : end].cpu().numpy())
             else:
-                one.slot.erase()  # or its NaN would reach later rows, which masking does not prevent
+                one.slot.erase()  # a NaN would reach later rows in spite of masks
                 results.append(make_not_finite_error(self._name))
         return results
 
@@ -80,10 +81,11 @@ class JoinedPassRunner:
 def find_joined_row_counts(
     network: TransformerNetwork, shape: PassShape, *, context_length: int, token_ids: Sequence[int]
 ) -> list[int]:
-    """How many rows joined passes may have, ascending, so that each row has the bits that it has alone; [] if none.
+    """Return the numbers of rows, ascending, at which joined passes keep each row's bits.
 
-    First of all the widths of `shape`, which one session's passes have. To be run in inference mode, with at least
-    MAX_JOINED_ROWS `token_ids`. Looked at in one layer of each kind, after random numbers, and in the head.
+    Returns [] if there are none. The first are the widths of `shape`, those of one session's
+    passes. The check uses one layer of each kind, after random numbers, and the head. Call it in
+    inference mode with at least MAX_JOINED_ROWS `token_ids`.
     """
     check = _JoinedRowsCheck(network, shape, context_length, token_ids)
     halves = (shape.max_width - shape.max_width // 2, shape.max_width // 2)
@@ -103,7 +105,7 @@ def find_joined_row_counts(
 
 
 class _JoinedRowsCheck:
-    """Compares rows of joined passes, padded to one of `row_counts`, with those of each sequence alone."""
+    """Compares rows of joined passes, padded to one of `row_counts`, with each sequence's own."""
 
     def __init__(
         self, network: TransformerNetwork, shape: PassShape, context_length: int, token_ids: Sequence[int]
@@ -121,7 +123,7 @@ class _JoinedRowsCheck:
         self._noise = [torch.randn(stored.shape, generator=generator).to(stored) for stored in self._cache.layers]
 
     def do_sequences_agree(self, lengths: Sequence[int]) -> bool:
-        """Sequences of so many tokens, joined in one pass."""
+        """Return True if sequences of these lengths have the same rows joined and alone."""
         sequences: list[SequenceRows] = []
         ids = iter(self._token_ids)
         for index, (length, position) in enumerate(zip(lengths, self._positions, strict=False)):
@@ -138,12 +140,15 @@ class _JoinedRowsCheck:
         return torch.equal(self._compute_states(sequences), alone)
 
     def do_rows_agree(self, count: int) -> bool:
-        """Rows among so many, and among as many as one session's pass has at most: of the head, or of probes."""
+        """Return True if rows of the head or of probes are the same in both numbers of rows.
+
+        The numbers are `count`, and the most rows of one session's pass.
+        """
         return all(torch.equal(read(range(count)), rows[:count]) for read, rows in self._readers_and_rows)
 
     @cached_property
     def _readers_and_rows(self) -> list[tuple[ReadRows, Tensor]]:
-        """What reads rows, and what it makes of them in passes as wide as one session's widest."""
+        """Functions that read rows, and their rows in passes as wide as a session's widest."""
         readers: list[ReadRows] = [self._compute_head_logits]
         if hides_order(self._network):
             readers = [*list_matrix_probes(self._sample), *list_elementwise_probes(self._sample)]

@@ -1,8 +1,9 @@
-"""The widths that were found for a model, kept from one load to the next in the user's cache folder.
+"""Keeps the widths found for a model in the user's cache folder, for later loads.
 
-A finding belongs to all that it may depend on: the model's sizes and dtypes, the CPU, the versions. It is looked at
-again when it is used (`AgreeingWidthSearch.are_widths_still_agreeing`): a wrong one costs time, never exactness. A
-broken or foreign file is the same as none, and a folder that cannot be written no error.
+A finding is stored with everything that it may depend on: the model's sizes and dtypes, the CPU,
+the versions. It is tested again when it is used (`AgreeingWidthSearch.are_widths_still_agreeing`):
+a wrong one costs time, never exactness. A broken or foreign file counts as no finding. A folder
+that cannot be written is not an error.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ __all__ = ["CACHE_VARIABLE", "AgreeingWidthsCacheFile", "describe_cpu_for_kernel
 
 CACHE_VARIABLE: Final = "LLM_SPEC_CACHE_DIR"
 _KERNEL_VARIABLES: Final = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_")
-_CPU_LINES: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")  # of /proc/cpuinfo
+# Of /proc/cpuinfo.
+_CPU_LINES: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
 class AgreeingWidthsCacheFile:
-    """A file of its own for each set of facts; nothing is kept where `LLM_SPEC_CACHE_DIR` is empty."""
+    """One file for each set of facts; nothing is kept if `LLM_SPEC_CACHE_DIR` is empty."""
 
     def __init__(self, facts: Mapping[str, Any], max_width: int) -> None:
         self._facts: Any = json.loads(json.dumps({**facts, "max_width": max_width}, skipkeys=True, default=str))
@@ -40,7 +42,7 @@ class AgreeingWidthsCacheFile:
         self._path = None if folder is None else folder / f"torch-widths-{digest}.json"
 
     def read_widths(self) -> list[int]:
-        """The widths that were kept, ascending; [] for none."""
+        """Return the stored widths, ascending; [] if there are none."""
         if self._path is None:
             return []
         try:
@@ -52,7 +54,7 @@ class AgreeingWidthsCacheFile:
         return widths if facts == self._facts and is_possible else []
 
     def write_widths(self, widths: list[int]) -> None:
-        """Keep what was found, whole or not at all."""
+        """Store widths atomically."""
         if self._path is None or not widths:
             return
         with suppress(OSError):
@@ -64,13 +66,13 @@ class AgreeingWidthsCacheFile:
 
 
 def describe_model_for_kernels(config: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the kernels see of a model: its architecture and sizes, and how it is run."""
+    """Return the facts about a model that kernels depend on."""
     architecture = {name: value for name, value in config.to_dict().items() if not name.startswith("_")}
     return {"architecture": architecture, "dtype": str(dtype), "attention": options.get("attention", "sdpa")}
 
 
 def describe_cpu_for_kernels() -> dict[str, Any]:
-    """The processor, its threads, the versions of what computes on it, and what the environment tells them."""
+    """Return the facts about this machine that kernels depend on."""
     build: Any = torch.__config__
     return {
         "processor": _describe_processor(),
@@ -96,5 +98,5 @@ def _find_cache_folder() -> Path | None:
         if named is not None:
             return Path(named).expanduser() if named else None
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-spec"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home folder
         return None

@@ -1,6 +1,6 @@
-"""Whether fused kernels compute a model's layers: where they give what torch's operations give, in less time.
+"""Chooses fused kernels for a model's layers if they are faster and give the same logits.
 
-Both are looked at when the model is loaded, on its own weights and its own device.
+Both are tested when the model is loaded, with its own weights on its own device.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from llm_spec_torch.noise import has_triton
 
 __all__ = ["choose_faster_network", "choose_network_with_kernels_or_without", "make_layer_kernels"]
 
-_NUM_TIMINGS = 3  # of each, in turn
+_NUM_TIMINGS = 3  # of each network, in turn
 
 ReadLogits: TypeAlias = Callable[[TransformerNetwork], Tensor]
 
 
 def make_layer_kernels(network: TransformerNetwork) -> LayerKernels | None:
-    """Kernels for layers like Llama's (SwiGLU, no norm after attention, no soft cap); None for others."""
+    """Return kernels for layers like Llama's, or None for other layers or without Triton.
+
+    Such layers have SwiGLU, no norm after attention, and no soft cap.
+    """
     shape = network.attention
     has_other_parts = any(layer.after_attention_norm or layer.after_mlp_norm for layer in network.layers)
     is_like_llama = network.activation is functional.silu and shape.softcap is None and not has_other_parts
     if not (is_like_llama and shape.fused and has_triton()):
         return None
-    from llm_spec_torch.layer_triton import TritonLayerKernels  # only where there is a GPU to run it
+    from llm_spec_torch.layer_triton import TritonLayerKernels  # needs Triton
 
     if not TritonLayerKernels.supports(shape.head_dim):
         return None
@@ -45,9 +48,10 @@ def make_layer_kernels(network: TransformerNetwork) -> LayerKernels | None:
 def choose_network_with_kernels_or_without(
     network: TransformerNetwork, cache: KeyValueCache, token_ids: Tensor, *, num_keys: int
 ) -> TransformerNetwork:
-    """The network of a CUDA device as it is, or with kernels for its layers; to be run in inference mode.
+    """Return the network of a CUDA device, with kernels for its layers if that is better.
 
-    `token_ids` [width] are read at places from `width` on of a cache of one sequence, which has something before them.
+    `token_ids` [width] are read at places from `width` on, in a cache of one sequence that has
+    content before them. Call it in inference mode.
     """
     kernels = make_layer_kernels(network)
     width = token_ids.shape[0]
@@ -70,13 +74,14 @@ def choose_faster_network(
     read_logits: ReadLogits,
     measure_pass_s: Callable[[TransformerNetwork], float],
 ) -> TransformerNetwork:
-    """The second if its logits are the first's up to rounding, and its passes take less time."""
+    """Return `fused` if its logits match up to rounding and its passes take less time."""
     expected = read_logits(network)
     try:
         check_logits_match(read_logits(fused).cpu().numpy(), expected, network.dtype)
         times = [(measure_pass_s(network), measure_pass_s(fused)) for _ in range(_NUM_TIMINGS)]
     except torch.OutOfMemoryError:
         raise
-    except (ModelLoadError, RuntimeError, ValueError, TypeError, AttributeError):  # another Triton, another GPU
+    # With another version of Triton or another GPU, kernels may fail.
+    except (ModelLoadError, RuntimeError, ValueError, TypeError, AttributeError):
         return network
     return fused if min(fused_s for _, fused_s in times) < min(plain_s for plain_s, _ in times) else network

@@ -1,17 +1,19 @@
-"""What a layer does between its matrices, in five CUDA kernels instead of thirteen.
+"""Five CUDA kernels for a layer's work between its matrix products, instead of thirteen.
 
-A pass of a few tokens reads every weight once; all that it does besides is small, and takes the time of its kernels'
-starts. On one H200, 32 layers of 4,096 in bfloat16: 3.8 of a pass's 5.6 ms are matrix products.
+A pass of a few tokens reads every weight once. All its other work is small, and takes as long as
+starting its kernels. On one H200, with 32 layers of 4,096 in bfloat16, matrix products take 3.8 of
+a pass's 5.6 ms.
 
-Attention reads the cache in parts, side by side (Flash-Decoding, Dao et al. 2023), as a few rows would keep only a few
-of a GPU's processors busy; how many parts there are depends on the number of keys alone, and a row's numbers never on
-the rows beside it. Norms, rotations and softmax are computed in float32.
+Attention reads the cache in parallel parts (Flash-Decoding, Dao et al. 2023), because a few rows
+would keep only a few of a GPU's processors busy. The number of parts depends on the number of keys
+alone, and a row's numbers never depend on its neighbours. Norms, rotations and softmax are computed
+in float32.
 
-Triton has no types: everything of it is Any here; and it reads the annotations of a kernel as code, so those are
-strings, and this file does not import annotations from the future.
+Triton has no types, so everything of it is Any here. It reads a kernel's annotations as code. So
+they are strings, and this file does not import annotations from the future.
 """
 
-# ruff: noqa: N803, PLR0917 - kernels take all by position, and what is fixed in capitals
+# ruff: noqa: N803, PLR0917 - kernels' arguments are positional, and constants are in capitals
 
 import importlib
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -26,11 +28,11 @@ __all__ = ["TritonLayerKernels"]
 triton: Any = importlib.import_module("triton")
 tl: Any = importlib.import_module("triton.language")
 if TYPE_CHECKING:
-    constexpr: TypeAlias = Any  # noqa: PYI042 - Triton's name of what is fixed when a kernel is compiled
+    constexpr: TypeAlias = Any  # noqa: PYI042 - Triton's name
 else:
     constexpr = tl.constexpr
 
-_MAX_QUERY_ROWS: Final = 128  # of one key head in one pass: tokens times the queries that share its keys
+_MAX_QUERY_ROWS: Final = 128  # of one key head in a pass: tokens times queries that share its keys
 _MIN_DOT_SIZE: Final = 16  # of each side of a product in Triton
 _MAX_HEAD_DIM: Final = 256
 _MIN_PART: Final = 64  # keys that a program reads at once
@@ -39,7 +41,7 @@ _COLUMNS: Final = 1024  # of one program of `activate`
 
 
 class TritonLayerKernels:
-    """The kernels, for one shape of attention; `network.LayerKernels` says what each of them does."""
+    """The kernels for one shape of attention; `network.LayerKernels` documents them."""
 
     def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> None:
         self._num_kv_heads, self._group, self._head_dim = num_kv_heads, num_heads // num_kv_heads, head_dim
@@ -48,7 +50,7 @@ class TritonLayerKernels:
 
     @staticmethod
     def supports(head_dim: int) -> bool:
-        """Whether heads may have this size: powers of two from 16 to 256."""
+        """Return True if heads may have this size: powers of two from 16 to 256."""
         return _MIN_DOT_SIZE <= head_dim <= _MAX_HEAD_DIM and head_dim & (head_dim - 1) == 0
 
     def has_room(self, width: int) -> bool:
@@ -58,7 +60,7 @@ class TritonLayerKernels:
         self, states: Tensor, update: Tensor | None, norm: RmsNorm | FoldedRmsNorm
     ) -> tuple[Tensor, Tensor]:
         if isinstance(norm, FoldedRmsNorm):
-            raise TypeError("a folded norm has no weight; norms are folded on a CPU alone")
+            raise TypeError("a folded norm has no weight; norms are folded only on a CPU")
         num_rows, size = states.shape
         summed = states if update is None else torch.empty_like(states)
         normed = torch.empty_like(states)
@@ -124,7 +126,7 @@ class TritonLayerKernels:
 
 
 def _device_of(tensor: Tensor) -> Any:
-    """Triton launches on the current device, whatever its arguments are on."""
+    """Make a tensor's device current, because Triton launches on the current device."""
     return cast("Any", torch.cuda.device_of)(tensor)
 
 
@@ -136,7 +138,7 @@ def _choose_num_warps(block: int) -> int:
     return min(16, max(1, block // 512))
 
 
-# ------------------------------------------------------------------------------------------- kernels
+# ------------------------------------------------------------------------------------------ kernels
 
 
 def _add_and_norm_kernel(
@@ -150,7 +152,7 @@ def _add_and_norm_kernel(
     HAS_UPDATE: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """One program: a row. `states`, `update`, `summed`, `normed` [num_rows, size], `weight` [size]."""
+    """Compute one row. `states`, `update`, `summed`, `normed` [num_rows, size], `weight` [size]."""
     column = tl.arange(0, BLOCK)
     inside = column < size
     at = tl.program_id(0).to(tl.int64) * size + column
@@ -170,7 +172,7 @@ def _activate_kernel(
     size: "Any",
     BLOCK: constexpr,
 ) -> None:
-    """One program: columns of a row. `gate_up` [num_rows, 2 * size], `out` [num_rows, size]."""
+    """Compute some columns of a row. `gate_up` [num_rows, 2 * size], `out` [num_rows, size]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
@@ -196,11 +198,12 @@ def _rotate_and_store_kernel(
     HEAD_DIM: constexpr,
     HAS_NORM: constexpr,
 ) -> None:
-    """One program: a head of a row.
+    """Compute one head of a row.
 
-    `heads` [num_rows, num_heads + 2 * num_kv_heads, head_dim], `rotation` [num_rows, head_dim / 2, 2], `queries`
-    [batch, num_kv_heads, width * group, head_dim], `stored` as below; `cache_rows` [num_rows] are places of
-    its first two dimensions flattened.
+    `heads` [num_rows, num_heads + 2 * num_kv_heads, head_dim], `rotation`
+    [num_rows, head_dim / 2, 2], `queries` [batch, num_kv_heads, width * group, head_dim], `stored`
+    [batch, capacity, 2 * num_kv_heads, head_dim]. `cache_rows` [num_rows] are places in `stored`
+    with its first two dimensions flattened.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, HEAD_DIM // 2)
@@ -250,11 +253,12 @@ def _attend_to_part_kernel(
     KEYS: constexpr,
     PART: constexpr,
 ) -> None:
-    """One program: all queries of one key head, and one part of the keys.
+    """Attend with all queries of one key head to one part of the keys.
 
-    `queries` [batch, num_kv_heads, width * group, head_dim], `stored` [batch, capacity, 2 * num_kv_heads, head_dim],
-    `positions` [batch, width]; `outs` [batch, num_kv_heads, num_parts, width * group, head_dim], `maxima` and `sums`
-    alike but for the last dimension. `window` 0: none.
+    `queries` [batch, num_kv_heads, width * group, head_dim], `stored`
+    [batch, capacity, 2 * num_kv_heads, head_dim], `positions` [batch, width]; `outs`
+    [batch, num_kv_heads, num_parts, width * group, head_dim], `maxima` and `sums` the same without
+    the last dimension. A `window` of 0 means no window.
     """
     part, key_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     row, column = tl.arange(0, ROWS), tl.arange(0, HEAD_DIM)
@@ -306,7 +310,7 @@ def _join_parts_kernel(
     HEAD_DIM: constexpr,
     PARTS: constexpr,
 ) -> None:
-    """One program: a query. `joined` [batch, width, num_heads, head_dim]; the others as above."""
+    """Join the parts of one query. `joined` [batch, width, num_heads, head_dim]; rest as above."""
     row, key_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_rows = width * GROUP
     part, column = tl.arange(0, PARTS), tl.arange(0, HEAD_DIM)

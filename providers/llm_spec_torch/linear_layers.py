@@ -1,8 +1,9 @@
-"""Matrix products with weights that never change: packed once for the CPU's kernels, plain elsewhere.
+"""Matrix products with constant weights, packed once for the CPU's kernels.
 
-On a CPU, oneDNN with weights packed beforehand reads 16 rows in the time in which `torch.nn.functional.linear` reads
-one (measured, 256 x 1408 in float32), and gives a row the same bits whatever stands beside it from 2 rows on. A single
-row takes a path of its own there, with other bits: where they count, callers pad it to two.
+On a CPU, oneDNN with packed weights reads 16 rows in the time in which `torch.nn.functional.linear`
+reads one (measured, 256 x 1408 in float32). From 2 rows on, it gives a row the same bits whatever
+its neighbours are. A single row is computed differently and has other bits. If bits matter, callers
+pad it to two.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch.nn import functional
 
 __all__ = ["Linear", "make_linear"]
 
-_MIN_PACKED_ROWS: Final = 16  # the number of rows that packing is made for; others work as well
-_NUM_SAMPLED_ROWS: Final = 16  # threads and tiles have some of them each
+_MIN_PACKED_ROWS: Final = 16  # packing is optimised for this number; others work too
+_NUM_SAMPLED_ROWS: Final = 16  # enough for each thread and tile to have some
 
 
 class Linear(Protocol):
@@ -27,16 +28,16 @@ class Linear(Protocol):
 
     @property
     def weight_sample(self) -> Tensor:
-        """Some rows of a weight in bfloat16, evenly spread over all: [num_rows, in]. Only checks need them."""
+        """Some rows of a bfloat16 weight, evenly spread: [num_rows, in]. Only checks need them."""
         ...
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[num_rows, in] -> [num_rows, out]."""
+        """Multiply rows, [num_rows, in], into [num_rows, out]."""
         ...
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """`x @ weight.T + bias`; weight [out, in], whose memory may be let go."""
+    """Return `x @ weight.T + bias`; the memory of weight, [out, in], may be freed afterwards."""
     if weight.device.type == "cpu" and weight.dtype in {torch.float32, torch.bfloat16}:
         packed = _pack_weight_for_onednn(weight)
         if packed is not None:
@@ -61,14 +62,14 @@ class _PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, weight_sample: Tensor) -> None:
         self._weight, self._bias = weight, bias
         self.num_outputs, self.weight_sample = len(weight), weight_sample
-        self._apply: Any = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - what torch.compile itself calls
+        self._apply: Any = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - as in torch
 
     def __call__(self, rows: Tensor) -> Tensor:
         return cast("Tensor", self._apply(rows, self._weight, self._bias, "none", [], ""))
 
 
 def _pack_weight_for_onednn(weight: Tensor) -> Tensor | None:
-    """The weight in oneDNN's own layout; None where this build of torch has none, or no kernel for the dtype."""
+    """Return the weight in oneDNN's layout, or None if torch cannot pack this dtype."""
     try:
         pack: Any = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001 - as above
         packed = cast("Tensor", pack(weight.contiguous(), _MIN_PACKED_ROWS))

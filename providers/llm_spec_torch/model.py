@@ -52,20 +52,25 @@ from llm_spec_torch.width_search import AgreeingWidthSearch
 
 __all__ = ["TorchModel"]
 
-_KEY_PADDING: Final = 256  # places; attention reads a multiple of so many
-_BATCHED_KEY_PADDING: Final = 512  # a CPU's attention reads blocks of so many keys; a part of one has other bits
+_KEY_PADDING: Final = 256  # places; attention reads a multiple of it
+# A CPU's attention reads blocks of this size; a part of a block has other bits.
+_BATCHED_KEY_PADDING: Final = 512
 _CPU_MEMORY_SHARE: Final = 0.25  # of the machine's memory, for caches
-_CUDA_MEMORY_SHARE: Final = 0.8  # of what is free after the weights
+_CUDA_MEMORY_SHARE: Final = 0.8  # of the memory that is free after loading the weights
 _NUM_CHECKED_TOKENS: Final = 48
-_CPU_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
+# Tested, as far as they are below max_width; a pass is padded to the next one that agrees.
+_CPU_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
 
 class TorchModel:
-    """A checkpoint, loaded: safetensors weights, config.json, tokenizer.json and its chat template.
+    """A loaded checkpoint: safetensors weights, config.json, tokenizer.json and its chat template.
 
-    `model` is a folder, or a name on the Hugging Face hub. `module`: weights that transformers has loaded already, used
-    instead of the folder's and emptied. Raises ModelLoadError for whatever is missing, broken, too large, or built in
-    a way that is not supported, and ConfigError for an option out of its range.
+    `model` is a folder, or a name on the Hugging Face hub. `module` is an optional model that
+    transformers has loaded. Its weights are used instead of the folder's, and it is empty
+    afterwards.
+
+    Raises ModelLoadError if something is missing, broken, too large or not supported, and
+    ConfigError for an option out of range.
     """
 
     vocab_size: int
@@ -94,7 +99,10 @@ class TorchModel:
         call_in_own_thread(partial(self._load, folder, module))
 
     def make_early_exit_draft(self, layers: int) -> TorchModel:
-        """A draft of this model's own first layers, followed by its last norm and head: no weights of its own."""
+        """Make a draft of this model's first layers and its last norm and head.
+
+        It has no weights of its own. Raises ConfigError if `layers` is out of range.
+        """
         if not 1 <= layers < len(self._network.layers):
             raise ConfigError(f"layers is {layers}; the model has {len(self._network.layers)}, give fewer")
         draft = copy.copy(self)
@@ -104,23 +112,24 @@ class TorchModel:
 
     @property
     def max_requests(self) -> int:
-        """How many answers may run at once."""
+        """The number of answers that may run at once."""
         return self._options.get("max_requests", MAX_REQUESTS)
 
     @property
     def has_fused_kernels(self) -> bool:
-        """Whether kernels of this package compute the layers of narrow passes: on CUDA, where they are faster."""
+        """True if this package's kernels compute narrow passes: on CUDA, if they are faster."""
         return self._network.kernels is not None
 
     @property
     def pass_widths(self) -> Sequence[int]:
-        """How many rows a pass of an exact session may have, ascending; shorter ones are padded.
+        """The numbers of rows that a pass of an exact session may have, ascending.
 
-        With `same_text`, these gave each row the same bits when the model was loaded.
+        Shorter passes are padded. If `same_text` is True, each row had the same bits at these
+        widths when the model was loaded.
         """
         return self._exact_shape.widths
 
-    # ------------------------------------------------------------------------------------- TokenModel
+    # ----------------------------------------------------------------------------------- TokenModel
 
     @property
     def same_text(self) -> bool:
@@ -140,13 +149,13 @@ class TorchModel:
         """Wait for a free cache; see `RequestAdmittingModel`."""
         if self._is_lost_in_fork:
             raise TargetError(
-                f"{self.name} was loaded on {self.device} before this process was forked, and CUDA has no forks; load "
-                "it in the child, or start the child with multiprocessing's spawn"
+                f"{self.name} was loaded on {self.device} before this process was forked, and CUDA does not "
+                "survive a fork; load it in the child, or start the child with multiprocessing's spawn"
             )
         return self._places.hold_place()
 
     def reset_after_fork(self) -> None:
-        """In a forked child, which has no part in what the parent has on a CUDA device."""
+        """Note in a forked child that the parent's CUDA device cannot be used."""
         self._is_lost_in_fork = self.device.type == "cuda"
 
     def open_rounds(
@@ -157,7 +166,7 @@ class TorchModel:
         draft: TokenModel | None,
         cancelled: Callable[[], bool],
     ) -> TorchRoundRunner | None:
-        """Whole rounds on the device; see `DeviceRoundModel`."""
+        """Open whole rounds on the device; see `DeviceRoundModel`."""
         on_cuda = self.device.type == "cuda" and self._batching is None
         if not self._options.get("device_rounds", on_cuda) or len(prompt_ids) < 2:
             return None
@@ -174,7 +183,7 @@ class TorchModel:
             cancelled=cancelled,
         )
 
-    # --------------------------------------------------------------------------------------- Forwards
+    # ------------------------------------------------------------------------------------- Forwards
 
     def run_forward(
         self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
@@ -192,16 +201,16 @@ class TorchModel:
         return run_pass_on_device(self.name, self.device, compute)
 
     def take_cost_s(self) -> None:
-        """Passes are nobody else's: they cost what they take."""
+        """Return None: passes are not shared, so they cost what they take."""
 
     def forget_slot(self, slot: CacheSlot) -> None:
-        """Nothing waits for a slot."""
+        """Do nothing: nothing waits for a slot."""
 
     def get_network_with_cache(self, slot: CacheSlot) -> NetworkWithCache:
-        """This model's part in an engine."""
+        """Return this model's part in a round engine."""
         return NetworkWithCache(self._network, slot.cache, self._loose_shape.pad_width(1))
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _load(self, folder: Path, module: Any) -> None:
         try:
@@ -250,7 +259,10 @@ class TorchModel:
         self._pool.release_slot(slot)
 
     def _compute_logits(self, states: Tensor, slot: CacheSlot, count: int, num_rows: int) -> FloatArray:
-        """Of the last `num_rows` of `count` tokens: [num_rows, vocab_size]; states [width, hidden_size]."""
+        """Return logits of the last `num_rows` of `count` tokens, [num_rows, vocab_size].
+
+        `states` is [width, hidden_size].
+        """
         if not bool(torch.isfinite(states.sum(dtype=torch.float32))):
             slot.erase()
             raise make_not_finite_error(self.name)
@@ -270,21 +282,22 @@ class TorchModel:
         self._batching = self._make_batching()
 
     def _make_cache_pool(self, context: int, max_width: int) -> CachePool:
-        """Caches for as many tokens a request as the model and the memory allow."""
+        """Make caches for as many tokens a request as the model and the memory allow."""
         cache_gib = self._options.get("cache_gib")
         limit = self._measure_cache_memory() if cache_gib is None else int(cache_gib * 2**30)
         room = limit // (count_bytes_per_token(self._network) * self.max_requests) - max_width
         if room < min(context, MIN_CONTEXT):
             raise ModelLoadError(
                 f"{self.name}: in {limit / 2**30:.2g} GiB, {self.max_requests} key-value caches hold {max(0, room)} "
-                "tokens each; give cache_gib more or max_requests less"
+                "tokens each; raise cache_gib or lower max_requests"
             )
         return CachePool(self._network, num_slots=self.max_requests, capacity=min(context, room) + max_width)
 
     def _measure_cache_memory(self) -> int:
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                torch.cuda.empty_cache()  # blocks of weights that have been joined are free, and counted as used
+                # Memory of weights that were joined is free, but still counts as used.
+                torch.cuda.empty_cache()
             return int(_CUDA_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0])
         return int(_CPU_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
@@ -310,7 +323,7 @@ class TorchModel:
         )
 
     def _find_joined_row_counts(self) -> Sequence[int]:
-        """How many rows passes have that answers share where several run, on a CPU; none where they have their own."""
+        """Return the numbers of rows of joined passes on a CPU; () if passes are not joined."""
         if "batched" in self._options or self.device.type != "cpu" or self.max_requests == 1:
             return ()
         if not self.same_text:
@@ -334,34 +347,35 @@ class TorchModel:
         self._exact_shape = shape or self._loose_shape
 
     def _can_show_agreement(self) -> bool:
-        """Whether a search would see that rows have other bits: on a CPU, rounding to bfloat16 hides most of them.
+        """Return True if a search can see differing bits.
 
-        What shared passes are looked at with does not show them, and with tile registers (AMX) rows were seen to differ
-        that a search had passed.
+        On a CPU, rounding to bfloat16 hides most of them. The checks of shared passes do not show
+        them. With tile registers (AMX), rows differed in practice that a search had passed.
         """
         if self.device.type != "cpu" or self.dtype == torch.float32:
             return True
         return not (self._options.get("batched") or has_tile_registers())
 
     def _make_agreement(self, widths: Sequence[int]) -> WidthAgreement:
-        """Looked at further where passes have several shapes: on a CPU, unless all passes are shared."""
+        """Make the check of further numbers of keys: on a CPU, if passes have several shapes."""
         if self.device.type != "cpu" or self._options.get("batched"):
             return WidthAgreement()
         search = self._make_width_search()
         return WidthAgreement(
-            partial(_look_at_widths, search, widths, self.name, self.device),  # holds no model: see `PassBatching`
+            # Without a reference to the model: see `PassBatching`.
+            partial(_look_at_widths, search, widths, self.name, self.device),
             search.list_first_key_counts(),
         )
 
     def _find_shared_pass_shape(self, width: int) -> PassShape | None:
-        """One number of rows for each slot of a shared pass, if rows agree whatever the others do."""
+        """Return the shape of a shared pass, or None if its rows depend on each other."""
         shape = PassShape([width], _BATCHED_KEY_PADDING, doubling=self._loose_shape.doubling)
         joined = BatchedPassRunner(self._network, self._pool, self.name, fixed_width=width)
         ids = make_fixed_token_ids(2 * width, self.tokenizer.vocab_size)
         return shape if do_joined_passes_agree(joined.run_all, self._pool, shape, ids) else None
 
     def _find_agreeing_pass_shape(self, max_width: int) -> PassShape | None:
-        """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
+        """Return the shape of exact passes: one width on CUDA, all that agree on a CPU."""
         is_cpu = self.device.type == "cpu"
         search = self._make_width_search()
         finding = AgreeingWidthsCacheFile(self._facts | describe_cpu_for_kernels(), max_width) if is_cpu else None

@@ -1,13 +1,14 @@
 """The forward pass of a decoder-only transformer over a static key-value cache.
 
-One path for every shape: `batch` sequences of `width` tokens each, or sequences of any lengths, every one at a position
-of its own. Keys and values are written where the positions say, so that going back is moving a length; attention reads
-the first `num_keys` places, and the mask hides what follows each token. Nothing here asks the device for a value, so a
-round of such passes can be recorded as one CUDA graph.
+There is one path for every shape: `batch` sequences of `width` tokens each, or sequences of any
+lengths, each at its own position. Keys and values are written where the positions say, so going
+back only changes a length. Attention reads the first `num_keys` places, and the mask hides what
+follows each token. Nothing here asks the device for a value, so a round of such passes can be
+recorded as one CUDA graph.
 
-Weights come from transformers' modules (`weights.py`). They are run here, not there, because the modules launch more
-operations a layer and rebuild masks and caches in Python for every pass (one thread, 8 layers of 256: 6.1 ms for one
-row and 11.3 ms for 16 there, 4.6 ms for one row here).
+The weights come from transformers' modules (`weights.py`). The modules themselves are not used,
+because they launch more operations a layer and rebuild masks and caches in Python for every pass
+(one thread, 8 layers of 256: 6.1 ms for one row and 11.3 ms for 16 there, 4.6 ms for one row here).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ __all__ = [
 ]
 
 
-_vector_norm: Callable[..., Tensor] = cast("Any", torch.linalg).vector_norm  # torch gives it no types
+# torch gives it no types.
+_vector_norm: Callable[..., Tensor] = cast("Any", torch.linalg).vector_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class FoldedRmsNorm:
-    """The same without the weight and the root of the size, which are folded into the matrix that follows.
+    """An `RmsNorm` without the weight and the root of the size, which the next matrix contains.
 
-    On a CPU, where torch makes eight operations of `rms_norm`, these are five, three of which have one number a row.
-    They round as IEEE 754 says, so that vector code and scalar code give the same; which of the two runs depends on the
-    number of rows.
+    On a CPU, torch makes eight operations of `rms_norm`. These are five, and three of them have one
+    number a row. They round as IEEE 754 says, so that vector code and scalar code give the same
+    numbers. The number of rows decides which of the two runs.
     """
 
     floor: float  # size * eps
@@ -76,10 +78,14 @@ class AttentionShape:
     head_dim: int
     scale: float
     softcap: float | None = None
-    fused: bool = True  # torch's fused attention, else matmul, softmax, matmul in float32
+    fused: bool = True  # torch's fused attention; else matmul, softmax, matmul in float32
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """Attend: queries [batch, kv_heads, rows, head_dim], keys and values [batch, kv_heads, num_keys, head_dim]."""
+        """Attend with queries to keys and values.
+
+        Queries are [batch, kv_heads, rows, head_dim], keys and values
+        [batch, kv_heads, num_keys, head_dim].
+        """
         if self.fused and self.softcap is None:
             return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=self.scale)
         scores = queries.float() @ keys.float().transpose(-1, -2) * self.scale
@@ -90,15 +96,18 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What differs between a model's layers: how far they see, and how positions turn their queries and keys."""
+    """The differences between a model's layers: how far they see, and how they rotate."""
 
-    window: int | None  # sliding-window attention sees so many tokens, itself included
+    window: int | None  # tokens that sliding-window attention sees, with its own
     rotation: Tensor  # [context_length, 1, head_dim / 2] complex64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer's weights. Rows of queries and keys are ordered so that each rotated pair stands side by side."""
+    """One layer's weights.
+
+    Rows of queries and keys are ordered so that each rotated pair stands side by side.
+    """
 
     attention_norm: RmsNorm | FoldedRmsNorm
     queries_keys_values: Linear
@@ -110,24 +119,27 @@ class LayerWeights:
     gate_up: Linear
     down: Linear
     after_mlp_norm: RmsNorm | None
-    kind: int  # index in Network.kinds
+    kind: int  # index in TransformerNetwork.kinds
 
 
 class LayerKernels(Protocol):
-    """What a layer does between its matrices in a pass of a few tokens, in fewer kernels than torch makes of it."""
+    """A layer's work between its matrix products, in fewer kernels than torch's.
+
+    They are for passes of a few tokens.
+    """
 
     def has_room(self, width: int) -> bool:
-        """Whether passes of so many tokens a sequence may be computed by these."""
+        """Return True if passes of that many tokens a sequence can use the kernels."""
         ...
 
     def add_and_norm(
         self, states: Tensor, update: Tensor | None, norm: RmsNorm | FoldedRmsNorm
     ) -> tuple[Tensor, Tensor]:
-        """The sum, and the sum normed: [num_rows, hidden_size] all of them."""
+        """Return the sum and the normed sum; all are [num_rows, hidden_size]."""
         ...
 
     def activate(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up`: [num_rows, size] of [num_rows, 2 * size]."""
+        """Return `silu(gate) * up`: [num_rows, size] from [num_rows, 2 * size]."""
         ...
 
     def rotate_and_store(  # noqa: PLR0917 - tensors, in the order in which a layer has them
@@ -139,41 +151,51 @@ class LayerKernels(Protocol):
         stored: Tensor,
         batch: int,
     ) -> Tensor:
-        """Queries and keys normed and turned, keys and values put into a layer's cache; returns the queries.
+        """Norm and rotate queries and keys, store keys and values, and return the queries.
 
-        `heads` [num_rows, num_heads + 2 * num_kv_heads, head_dim], queries [batch, num_kv_heads, rows, head_dim].
+        `heads` is [num_rows, num_heads + 2 * num_kv_heads, head_dim], queries are
+        [batch, num_kv_heads, rows, head_dim].
         """
         ...
 
     def attend(self, queries: Tensor, stored: Tensor, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
-        """Attention of queries as above at `positions`, [batch, width]: [num_rows, num_heads * head_dim]."""
+        """Attend with such queries at `positions`, [batch, width].
+
+        Returns [num_rows, num_heads * head_dim].
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValueCache:
-    """Keys and, after them, values: one tensor a layer, [batch, capacity, 2 * num_kv_heads, head_dim]."""
+    """Keys and values, one tensor a layer: [batch, capacity, 2 * num_kv_heads, head_dim].
+
+    Values follow keys in the third dimension.
+    """
 
     layers: tuple[Tensor, ...]
 
     @property
     def capacity(self) -> int:
-        """Tokens that one sequence has room for."""
+        """The number of tokens that one sequence has room for."""
         return self.layers[0].shape[1]
 
     def select_sequences(self, start: int, stop: int) -> KeyValueCache:
-        """The cache of some sequences side by side, a view."""
+        """Return a view of the cache of some neighbouring sequences."""
         return KeyValueCache(tuple(stored[start:stop] for stored in self.layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRows:
-    """One sequence's part in a pass that several share; it begins at `position` of the cache's sequence `index`."""
+    """One sequence's part in a joined pass.
+
+    It begins at `position` of the cache's sequence `index`.
+    """
 
     index: int
     token_ids: Sequence[int]
     position: int
-    width: int  # rows that its attention has, at least one for each token
+    width: int  # rows of its attention, at least one for each token
     num_keys: int
 
 
@@ -181,11 +203,11 @@ class SequenceRows:
 class TransformerNetwork:
     """A model's weights; `compute_hidden_states` and `compute_logits` are its forward pass.
 
-    Never changed, shared by all requests.
+    All requests share it; it is never changed.
     """
 
-    embedding: Tensor  # [vocab_size, hidden_size], in the checkpoint's dtype where it is read from its file
-    dtype: torch.dtype  # of all else
+    embedding: Tensor  # [vocab_size, hidden_size]; has the file's dtype if mapped from the file
+    dtype: torch.dtype  # of everything else
     embedding_scale: Tensor | None
     layers: tuple[LayerWeights, ...]
     kinds: tuple[LayerKind, ...]
@@ -198,26 +220,27 @@ class TransformerNetwork:
     kernels: LayerKernels | None = None  # for layers of Llama's kind on CUDA
 
     def copy_with_first_layers(self, num_layers: int) -> TransformerNetwork:
-        """The same model cut off after some layers, followed by its last norm and head: an early-exit draft."""
+        """Return an early-exit draft: the first layers, followed by the last norm and head."""
         return replace(self, layers=self.layers[:num_layers])
 
     def copy_with_one_layer_of_each_kind(self) -> TransformerNetwork:
-        """The first layer of each kind alone: what kernels do with a shape shows in it as in all of them."""
+        """Return the first layer of each kind: kernels treat all layers of a kind the same."""
         firsts = {layer.kind: layer for layer in reversed(self.layers)}
         return replace(self, layers=tuple(firsts.values()))
 
     def look_up_embeddings(self, token_ids: Tensor) -> Tensor:
-        """The table's rows of token ids, [num_ids, hidden_size]."""
+        """Return the table's rows of token ids, [num_ids, hidden_size]."""
         return functional.embedding(token_ids, self.embedding).to(self.dtype)
 
     def compute_hidden_states(
         self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, num_keys: int
     ) -> Tensor:
-        """Append tokens to the cache; their last hidden states, [batch * width, hidden_size].
+        """Append tokens to the cache; return their last hidden states.
 
-        `token_ids` and `positions` are int64 [batch, width]; a token sees keys at places up to its own position, so
-        `num_keys` must be above every position that counts. Positions may point beyond `num_keys`: such tokens are
-        padding, written where nothing reads them.
+        The states are [batch * width, hidden_size]. `token_ids` and `positions` are int64
+        [batch, width]. A token sees keys up to its own position, so `num_keys` must be above every
+        position that counts. Tokens at positions beyond `num_keys` are padding, written where
+        nothing reads them.
         """
         num_keys = min(num_keys, cache.capacity)
         first_places = torch.arange(len(positions), device=positions.device)[:, None] * cache.capacity
@@ -232,11 +255,12 @@ class TransformerNetwork:
     def compute_joined_hidden_states(
         self, sequences: Sequence[SequenceRows], cache: KeyValueCache, num_rows: int
     ) -> Tensor:
-        """Append tokens to several sequences of the cache; their last hidden states, one after the other.
+        """Append tokens to several sequences of the cache; return their last hidden states.
 
-        [num_rows, hidden_size]: `num_rows` is how many rows matrices are multiplied with, at least one for each token;
-        what the states beyond the tokens' are has no meaning. Attention is each sequence's own: its kernels see what
-        they see where the sequence is read alone.
+        The states are [num_rows, hidden_size], one sequence after another. `num_rows` is the number
+        of rows in matrix products, at least one for each token; states beyond the tokens have no
+        meaning. Attention runs for each sequence separately, with the same shapes as if the
+        sequence were read alone.
         """
         device = self.embedding.device
         groups: list[_AttentionGroup] = []
@@ -262,13 +286,13 @@ class TransformerNetwork:
         return self._run_layers(ids, cache, pass_context)
 
     def compute_logits(self, states: Tensor) -> Tensor:
-        """Logits of hidden states, [num_rows, vocab_size] float32."""
+        """Return logits of hidden states, [num_rows, vocab_size] float32."""
         logits = self.head(self.final_norm(states)).float()
         if self.final_softcap is not None:
             logits = torch.tanh(logits / self.final_softcap) * self.final_softcap
         return logits
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _run_layers_with_kernels(self, token_ids: Tensor, cache: KeyValueCache, fused: _FusedPass) -> Tensor:
         states, update, kernels = self._embed(token_ids), None, fused.kernels
@@ -306,9 +330,10 @@ class TransformerNetwork:
         return _AttentionGroup(sequences, rows, batch, width, num_keys, masks)
 
     def _make_attention_mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
-        """What is added to the scores: [batch, 1, width * num_heads / num_kv_heads, num_keys]."""
+        """Return a bias on scores, [batch, 1, width * num_heads / num_kv_heads, num_keys]."""
         batch, width = positions.shape
-        positions = positions.clamp(max=num_keys - 1)  # padding after the keys sees some, or it would be NaN
+        # Padding after the keys sees some too: without any, its rows would be NaN.
+        positions = positions.clamp(max=num_keys - 1)
         keys = torch.arange(num_keys, device=positions.device)
         is_visible = keys <= positions[:, :, None]
         if window is not None:
@@ -319,7 +344,7 @@ class TransformerNetwork:
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)
 
     def _run_attention(self, layer: LayerWeights, states: Tensor, stored: Tensor, pass_context: _PassContext) -> Tensor:
-        """The attention part of a layer, its keys and values remembered: [batch * width, hidden_size]."""
+        """Run a layer's attention and store its keys and values: [batch * width, hidden_size]."""
         shape = self.attention
         heads = layer.queries_keys_values(layer.attention_norm(states))
         heads = heads.view(len(states), -1, shape.head_dim)
@@ -334,13 +359,16 @@ class TransformerNetwork:
         return states + (attended if layer.after_attention_norm is None else layer.after_attention_norm(attended))
 
     def _attend(self, queries: Tensor, stored: Tensor, group: _AttentionGroup, kind: int) -> Tensor:
-        """Attention of the group's queries [num_rows, num_heads, head_dim]: [num_rows, num_heads * head_dim]."""
+        """Attend with a group's queries, [num_rows, num_heads, head_dim].
+
+        Returns [num_rows, num_heads * head_dim].
+        """
         shape, batch, width = self.attention, group.batch, group.width
         num_rows = len(queries)
         keys, values = stored[group.sequences, : group.num_keys].transpose(1, 2).chunk(2, 1)
         if num_rows < batch * width:
             queries = torch.cat([queries, queries[-1:].expand(batch * width - num_rows, -1, -1)])
-        # the heads that share keys are rows of one product
+        # Heads that share keys are rows of one product.
         rows = queries.view(batch, width, shape.num_kv_heads, -1, shape.head_dim)
         rows = rows.transpose(1, 2).reshape(batch, shape.num_kv_heads, -1, shape.head_dim)
         out = shape(rows, keys, values, group.masks[kind])
@@ -348,7 +376,7 @@ class TransformerNetwork:
         return out.reshape(batch * width, -1)[:num_rows]
 
     def _apply_rope(self, layer: LayerWeights, heads: Tensor, rotation: Tensor) -> Tensor:
-        """Queries and keys normed and turned by their positions, values as they are; shaped as `heads`."""
+        """Norm queries and keys and rotate them by their positions; the shape is `heads`'s."""
         num_queries, num_rotated = self.attention.num_heads, self.attention.num_heads + self.attention.num_kv_heads
         if layer.query_norm is not None and layer.key_norm is not None:
             parts = heads.tensor_split((num_queries, num_rotated), dim=1)
@@ -364,19 +392,19 @@ class TransformerNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _AttentionGroup:
-    """Sequences of one length in a pass; masks by kind of layer."""
+    """Sequences of one length in a pass."""
 
     sequences: slice  # of the cache
     rows: slice  # of the pass; fewer than `batch * width` are padded
     batch: int
     width: int
     num_keys: int
-    masks: list[Tensor]
+    masks: list[Tensor]  # by kind of layer
 
 
 @dataclass(frozen=True, slots=True)
 class _FusedPass:
-    """What all layers share of a pass that fused kernels compute."""
+    """The values that all layers share in a pass with fused kernels."""
 
     kernels: LayerKernels
     positions: Tensor  # [batch, width]
@@ -387,8 +415,8 @@ class _FusedPass:
 
 @dataclass(frozen=True, slots=True)
 class _PassContext:
-    """What all layers of one pass share; turns by kind of layer."""
+    """The values that all layers share in a pass."""
 
     groups: list[_AttentionGroup]
-    cache_rows: Tensor  # rows of the cache with its first two dimensions flattened, for the pass's first rows
-    rotations: list[Tensor]
+    cache_rows: Tensor  # places in the cache (two dimensions flattened) of the pass's first rows
+    rotations: list[Tensor]  # by kind of layer

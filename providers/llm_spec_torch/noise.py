@@ -1,7 +1,8 @@
-"""The noise of `llm_spec.local.noise` for a seed that is a tensor, so that one CUDA graph serves many requests.
+"""The noise of `llm_spec.local.noise` for a seed in a tensor.
 
-The Philox words are the reference's bit for bit, the Gumbel noise is within 2 ulp of it. Nothing here asks the device
-for a value. Every tensor may have further leading dimensions, which broadcast: independent requests.
+So one CUDA graph serves many requests. The Philox words equal the reference's bit for bit; the
+Gumbel noise is within 2 ulp of it. Nothing here asks the device for a value. Every tensor may have
+further leading dimensions, which broadcast: independent requests.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ _MASK32 = 0xFFFFFFFF
 
 
 def split_seed_into_words(seed: int) -> tuple[int, int]:
-    """The low and the high word of a seed below 2**64, as the functions below take them in a tensor."""
+    """Return the low and the high word of a seed below 2**64, the elements of a `key`."""
     return seed & _MASK32, seed >> 32
 
 
 def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise for coupled sampling: [num_positions, vocab_size], float64.
+    """Return standard Gumbel noise for coupled sampling: [num_positions, vocab_size] float64.
 
-    `key` int64 [2], `positions` int64 [num_positions]. On CUDA one Triton kernel, where Triton is installed.
+    `key` is int64 [2], `positions` int64 [num_positions]. On CUDA one Triton kernel computes it, if
+    Triton is installed.
     """
     if positions.is_cuda and has_triton():
-        from llm_spec_torch.noise_triton import make_gumbel_tensor_fused  # only where there is a GPU to run it
+        from llm_spec_torch.noise_triton import make_gumbel_tensor_fused  # needs Triton
 
         return make_gumbel_tensor_fused(key, positions, vocab_size)
     least, leaders = _draw_groups(key, positions, vocab_size)
@@ -42,7 +44,10 @@ def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tenso
 
 
 def _draw_groups(key: Tensor, positions: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """The reference's `NoiseGroups`: least exponentials and leaders, [num_positions, num_groups] each."""
+    """Return the reference's `NoiseGroups`, [num_positions, num_groups] each.
+
+    They are the least exponentials and their leaders.
+    """
     num_groups = -(-vocab_size // NOISE_GROUP_SIZE)
     w0, w1, w2, w3 = _draw_words(key, positions, -(-num_groups // 2), NoisePurpose.GROUP)
     uniforms = (torch.stack((w0, w2), dim=-1).flatten(-2)[..., :num_groups].double() + 0.5) * _SCALE
@@ -52,14 +57,14 @@ def _draw_groups(key: Tensor, positions: Tensor, vocab_size: int) -> tuple[Tenso
 
 
 def _draw_token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """[num_positions, vocab_size]; one Philox call gives the words of four neighbouring tokens."""
+    """Return uniforms, [num_positions, vocab_size]; one Philox call serves four tokens."""
     words = _draw_words(key, positions, -(-vocab_size // 4), NoisePurpose.TOKEN)
     uniforms = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size].double()
     return uniforms.add_(0.5).mul_(_SCALE)
 
 
 def _draw_words(key: Tensor, positions: Tensor, num_calls: int, purpose: NoisePurpose) -> tuple[Tensor, ...]:
-    """The four words of each call: [num_positions, num_calls] int64 each."""
+    """Return the four words of each call, [num_positions, num_calls] int64 each."""
     position = positions[..., None]
     counter = (
         torch.arange(num_calls, device=positions.device),
@@ -72,5 +77,5 @@ def _draw_words(key: Tensor, positions: Tensor, num_calls: int, purpose: NoisePu
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed; torch brings it for NVIDIA's GPUs on Linux."""
+    """Return True if Triton is installed; torch brings it for NVIDIA's GPUs on Linux."""
     return find_spec("triton") is not None

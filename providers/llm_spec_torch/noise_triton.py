@@ -1,8 +1,9 @@
-"""`noise.make_gumbel_tensor` in one CUDA kernel: words, uniforms and logarithms without a trip to memory.
+"""`noise.make_gumbel_tensor` in one CUDA kernel: no intermediate result goes through memory.
 
-`tl.philox` on 32-bit counters is Philox 4x32-10 with the words of `llm_spec.local.noise` (tested in Triton's
-interpreter, which needs no GPU). Triton has no types: everything of it is Any here; and it reads the annotations of a
-kernel as code, so those are strings, and this file does not import annotations from the future.
+`tl.philox` on 32-bit counters is Philox 4x32-10 with the words of `llm_spec.local.noise` (tested in
+Triton's interpreter, which needs no GPU). Triton has no types, so everything of it is Any here. It
+reads a kernel's annotations as code. So they are strings, and this file does not import annotations
+from the future.
 """
 
 import importlib
@@ -26,22 +27,23 @@ _GROUP_PURPOSE: Any = tl.constexpr(int(NoisePurpose.GROUP))
 
 
 def make_gumbel_tensor_fused(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise: [num_positions, vocab_size] float64; key int64 [2], positions int64 [num_positions].
+    """Return standard Gumbel noise, [num_positions, vocab_size] float64.
 
-    With leading dimensions: positions [batch, num_positions], key [batch, 2] or [2].
+    `key` is int64 [2], `positions` int64 [num_positions]. With leading dimensions, `positions` is
+    [batch, num_positions], and `key` [batch, 2] or [2].
     """
     rows = positions.contiguous().view(-1)
     keys = key[..., None, :].expand(*positions.shape, 2).contiguous()
     out = torch.empty(rows.shape[0], vocab_size, dtype=torch.float64, device=positions.device)
     grid = (rows.shape[0], -(-vocab_size // (4 * _NUM_QUADS)))
-    device_of: Any = torch.cuda.device_of  # without types
+    device_of: Any = torch.cuda.device_of  # it has no types
     with device_of(out):  # Triton launches on the current device, whatever its arguments are on
         _kernel[grid](out, keys, rows, vocab_size)
     return out.view(*positions.shape, vocab_size)
 
 
 def _gumbel_noise_kernel(out: "Any", keys: "Any", positions: "Any", vocab_size: "Any") -> None:
-    """One program: Philox calls of one row. `out` [num_rows, vocab_size], keys [num_rows, 2]."""
+    """Compute some Philox calls of a row. `out` [num_rows, vocab_size], `keys` [num_rows, 2]."""
     row = tl.program_id(0).to(tl.int64)
     seed = tl.load(keys + 2 * row) | (tl.load(keys + 2 * row + 1) << 32)
     position = tl.load(positions + row)

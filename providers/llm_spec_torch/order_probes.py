@@ -1,15 +1,19 @@
-"""Numbers that show in what order a kernel adds, where rounding to bfloat16 would hide it.
+"""Inputs that show in which order a kernel adds, even if it rounds to bfloat16.
 
-Kernels that add the same products in another order differ in the last bits of float32. Of outputs in bfloat16 that
-changes about one in 60,000 (measured: one row among others with `ONEDNN_MAX_CPU_ISA=AVX512_CORE`). A sample of passes
-misses it, and answers do not. So each part of a pass is computed from numbers with which nothing hides it:
+Kernels that add the same products in different orders differ in the last bits of float32. That
+changes about one in 60,000 outputs in bfloat16 (measured: one row among others with
+`ONEDNN_MAX_CPU_ISA=AVX512_CORE`). A sample of passes misses it, but answers do not. So each part of
+a pass is computed from inputs that hide nothing:
 
-- Products are summed that cancel exactly. What is left is the rounding of the partial sums, and each order has its own.
-- Vector code and scalar code of a function may differ in the last bits, and which of the two computes a number depends
-  on how threads divide a tensor. A function is looked at with a number for which they do differ, if there is any.
-- Norms and rotations compute in float32, and are looked at before they round.
+- Products are summed that cancel exactly. The result is the rounding of the partial sums, which
+  differs with each order.
+- Vector code and scalar code of a function may differ in the last bits. Which of the two computes a
+  number depends on how threads divide a tensor. A function is tested with a number for which they
+  do differ, if there is any.
+- Norms and rotations compute in float32, and are tested before they round.
 
-A kernel chooses its way by shapes, dtypes and threads, not by numbers: what agrees here agrees in passes.
+A kernel is chosen by shapes, dtypes and threads, not by numbers. So what agrees here agrees in
+passes.
 """
 
 from __future__ import annotations
@@ -32,30 +36,31 @@ __all__ = [
     "list_matrix_probes",
 ]
 
-# What becomes of so many rows in one pass, [num_rows, any]; equal numbers are equal rows.
+# Reads numbered rows in one pass, into [num_rows, any]; equal numbers mean equal input rows.
 ReadRows: TypeAlias = Callable[[Sequence[int]], Tensor]
 
-_NUM_KEYS_APART: Final = 32  # after so many keys they are the same again
-_MATRIX_FACTOR: Final = 2.0**40  # a bias, which is added at the end, is lost in what rounding leaves of the sums
-_MAX_EXPONENT: Final = 12  # of factors: float32 holds sums of numbers in bfloat16 exactly where they are of one size
-_SCORE_FACTOR: Final = 2.0**6  # of queries and keys: what rounding leaves of a score is then about 1
+_NUM_KEYS_APART: Final = 32  # different keys, which then repeat
+_MATRIX_FACTOR: Final = 2.0**40  # so large that a bias vanishes beside the sums' rounding errors
+# Of factors. Without them, float32 would hold sums of bfloat16 numbers of one size exactly.
+_MAX_EXPONENT: Final = 12
+_SCORE_FACTOR: Final = 2.0**6  # of queries and keys, so that a score's rounding error is about 1
 _NUM_NORMED: Final = 16
-_NUM_TRIED: Final = 4096  # numbers among which vector code and scalar code differ, if they do
+_NUM_TRIED: Final = 4096  # enough numbers to find one for which vector and scalar code differ
 
 
 def hides_order(network: TransformerNetwork) -> bool:
-    """Whether a CPU rounds what a network computes to less than the float32 in which it adds."""
+    """Return True if a CPU rounds a network's outputs to less than float32."""
     return network.dtype != torch.float32 and network.embedding.device.type == "cpu"
 
 
 def has_tile_registers() -> bool:
-    """Whether this CPU multiplies matrices in bfloat16 by tiles (AMX: Xeons of 2023 and later)."""
+    """Return True if this CPU multiplies bfloat16 by tiles (AMX: Xeons of 2023 and later)."""
     tells: Callable[[], bool] | None = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return tells is not None and tells()
 
 
 def list_matrix_probes(network: TransformerNetwork) -> Iterator[ReadRows]:
-    """Of every matrix product."""
+    """Yield a probe of every matrix product."""
     for layer in network.layers:
         for linear in (layer.queries_keys_values, layer.output, layer.gate_up, layer.down):
             yield _make_matrix_probe(linear)
@@ -63,7 +68,7 @@ def list_matrix_probes(network: TransformerNetwork) -> Iterator[ReadRows]:
 
 
 def list_attention_probes(network: TransformerNetwork, num_keys: int) -> Iterator[ReadRows]:
-    """Of attention to so many keys: the sums that make a score, and those that make an output."""
+    """Yield probes of attention to `num_keys` keys: of the scores, and of the outputs."""
     shape, generator = network.attention, torch.Generator().manual_seed(0)
     query = (_SCORE_FACTOR * torch.randn(1, shape.head_dim, generator=generator)).to(network.dtype)
     stored = torch.randn(1, num_keys, 2 * shape.num_kv_heads, shape.head_dim, generator=generator).to(network.dtype)
@@ -71,7 +76,7 @@ def list_attention_probes(network: TransformerNetwork, num_keys: int) -> Iterato
     across = torch.cat([_make_cancelling_rows(query, generator) for _ in range(_NUM_KEYS_APART)])
     keys.copy_(across[torch.arange(num_keys) % _NUM_KEYS_APART, None])
     yield _make_attention_probe(network, query, stored.clone())
-    keys.zero_()  # all weigh the same
+    keys.zero_()  # so that all have the same weight
     first, second = torch.randperm(num_keys, generator=generator)[: num_keys // 2 * 2].chunk(2)
     values.mul_(2.0 ** torch.randint(_MAX_EXPONENT, (num_keys, 1, 1), generator=generator))
     values[second] = -values[first]
@@ -79,7 +84,7 @@ def list_attention_probes(network: TransformerNetwork, num_keys: int) -> Iterato
 
 
 def list_elementwise_probes(network: TransformerNetwork) -> Iterator[ReadRows]:
-    """Of activations, rotations and norms."""
+    """Yield probes of activations, rotations and norms."""
     every_number = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
     for gate in _find_where_vector_code_differs(network.activation, every_number):
         yield _make_activation_probe(network, *gate)
@@ -100,9 +105,10 @@ def _make_matrix_probe(linear: Linear) -> ReadRows:
 
 
 def _make_cancelling_rows(vectors: Tensor, generator: torch.Generator) -> Tensor:
-    """For each vector a row whose product with it is a sum of large numbers, and exactly zero: [num, size] both.
+    """Return a row for each vector; their product is exactly zero, as a sum of large numbers.
 
-    Coordinates change places in random pairs, times powers of two, so that nothing is rounded.
+    Both are [num, size]. Coordinates change places in random pairs, times powers of two, so that
+    nothing is rounded.
     """
     size = vectors.shape[1]
     first, second = torch.randperm(size, generator=generator)[: size // 2 * 2].chunk(2)
@@ -114,7 +120,7 @@ def _make_cancelling_rows(vectors: Tensor, generator: torch.Generator) -> Tensor
 
 
 def _make_attention_probe(network: TransformerNetwork, query: Tensor, stored: Tensor) -> ReadRows:
-    """Of rows that are all the same: [num_rows, num_heads * head_dim]."""
+    """Make a probe of rows that are all the same: [num_rows, num_heads * head_dim]."""
     shape = network.attention
     keys, values = stored.transpose(1, 2).chunk(2, 1)
 
@@ -129,8 +135,9 @@ def _make_attention_probe(network: TransformerNetwork, query: Tensor, stored: Te
 
 
 def _find_where_vector_code_differs(function: Callable[..., Tensor], *numbers: Tensor) -> list[Sequence[Tensor]]:
-    """The first arguments, if any, for which vector code and scalar code give a function other values."""
-    apart = [torch.stack([each, each], 1)[:, 0] for each in numbers]  # which vector code does not read
+    """Return the first arguments for which vector code and scalar code differ; [] if none."""
+    # Vector code does not read strided numbers.
+    apart = [torch.stack([each, each], 1)[:, 0] for each in numbers]
     by_vectors, by_scalars = function(*numbers), function(*apart)
     places = ((by_vectors != by_scalars) & by_vectors.isfinite()).nonzero().flatten()[:1]
     return [[each[place] for each in numbers] for place in places]
@@ -158,12 +165,12 @@ def _make_rotation_probe(network: TransformerNetwork, pair: Tensor, turn: Tensor
 
 
 def _spoil_uneven_rows(rows: Tensor) -> Tensor:
-    """Rows that should all be the first one; where they are not, NaN, which agrees with nothing."""
+    """Replace rows that differ from the first by NaN, which agrees with nothing."""
     return rows.where((rows == rows[:1]).all(1, keepdim=True), torch.nan)
 
 
 def _make_norm_probe(norm: RmsNorm, *sizes: int) -> ReadRows:
-    """In float32, in which it computes."""
+    """Make a probe in float32, in which the norm computes."""
     norm = RmsNorm(norm.weight.float(), norm.eps)
     rows = torch.randn(_NUM_NORMED, *sizes, generator=torch.Generator().manual_seed(0))
     return lambda numbers: norm(rows[torch.tensor(numbers) % len(rows)]).flatten(1)

@@ -1,12 +1,14 @@
-"""Forward passes of several requests, one at a time on the device, joined where they may be.
+"""Runs forward passes of several requests, one at a time on the device, and joins them if possible.
 
-Each request has a thread of its own, which hands in a pass and sleeps until it has been run. There is no thread beside
-them: one of those that wait leads, which is to choose the next group of passes and to run it. The oldest pass decides
-what comes next, so nothing starves: a long prompt, handed in chunk by chunk, takes turns with the rounds of others.
+Each request's thread hands in a pass and sleeps until it has run. There is no further thread: one
+of the waiting threads leads, that is, it chooses the next group of passes and runs it. The oldest
+pass decides what comes next, so nothing starves: a long prompt, handed in chunk by chunk, takes
+turns with the rounds of others.
 
-A round's pass is worth waiting for, since beside others only its own tokens cost anything. So the leader gives those
-that took part lately some time to hand in their next one: a fraction of what passes take whatever is in them. Who
-misses it is not waited for again until it is back, so a slow draft costs the others that time once a round at most.
+A round's pass is worth waiting for, since in a joined pass only its own tokens cost anything. So
+the leader gives the slots of recent passes some time to hand in their next one: a share of the time
+that a pass takes whatever is in it. It does not wait again for a slot that missed it, until that
+slot is back. So a slow draft costs the others that time at most once a round.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from llm_spec_torch.pass_times import PassTimes
 
 __all__ = ["ForwardPass", "PassQueue", "PassResult", "PassRunner"]
 
-_MAX_WAIT_RATIO: Final = 0.5  # of the time that a pass takes whatever is in it, which is what joining saves
+_MAX_WAIT_RATIO: Final = 0.5  # of a pass's constant time, which joining saves
 
 FloatArray: TypeAlias = NDArray[np.float32]
 PassResult: TypeAlias = FloatArray | Exception
@@ -36,7 +38,7 @@ PassResult: TypeAlias = FloatArray | Exception
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """One call of `ForwardRunner.run`: its arguments."""
+    """The arguments of one call of `ForwardRunner.run_forward`."""
 
     slot: CacheSlot
     token_ids: Sequence[int]
@@ -46,13 +48,19 @@ class ForwardPass:
 
 
 class PassRunner(Protocol):
-    """Runs passes that are of one kind, at once as long as they have no more than `max_tokens`; None: one at a time."""
+    """Runs passes of one kind together while they have no more than `max_tokens` tokens.
+
+    If `max_tokens` is None, each pass runs alone.
+    """
 
     @property
     def max_tokens(self) -> int | None: ...
 
     def run_all(self, passes: Sequence[ForwardPass]) -> Sequence[PassResult]:
-        """What each of them gave: logits, or the error that its session shall have. An error raised is for all."""
+        """Return each pass's logits, or the error for its session.
+
+        If it raises, the error is for all of them.
+        """
         ...
 
 
@@ -71,14 +79,17 @@ class _PendingPass:
 
 @dataclass(slots=True, eq=False)
 class _RunnerHistory:
-    """Whom a runner's passes are joined from."""
+    """The slots whose passes a runner expects, and the times of its passes."""
 
-    slots: set[int] = field(default_factory=set[int])  # those that will hand in another pass soon
+    slots: set[int] = field(default_factory=set[int])  # expected to hand in another pass soon
     times: PassTimes = field(default_factory=PassTimes)
 
 
 class PassQueue:
-    """Runs what threads hand in, in order of arrival; passes of one joining runner go together, one of each slot."""
+    """Runs the passes that threads hand in, in order of arrival.
+
+    Passes of one joining runner run together, one of each slot.
+    """
 
     def __init__(self) -> None:
         self.reset_after_fork()
@@ -86,15 +97,16 @@ class PassQueue:
 
     def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
-        self._pass_arrived = threading.Condition(self._lock)  # only who leads waits for it
+        self._pass_arrived = threading.Condition(self._lock)  # only the leader waits for it
         self._waiting: list[_PendingPass] = []
         self._has_leader = False
         self._histories: dict[PassRunner, _RunnerHistory] = {}
 
     def run_pass(self, runner: PassRunner, forward_pass: ForwardPass) -> tuple[FloatArray, float]:
-        """Wait until a pass has been run, by this thread or another: its logits, and seconds. Raises its error.
+        """Wait until this thread or another has run a pass; return its logits and its cost.
 
-        The seconds are its part of what was run, without the time that it waited; see `PassTimes`.
+        The cost is its part of the seconds of the group, without the time that it waited; see
+        `PassTimes`. Raises the error of the pass.
         """
         pending_pass = _PendingPass(runner, forward_pass, threading.Condition(self._lock))
         self._enqueue(pending_pass)
@@ -110,15 +122,15 @@ class PassQueue:
         try:
             raise outcome
         finally:
-            del outcome, pending_pass  # or the error would hold them, and they it
+            del outcome, pending_pass  # the error's traceback would keep them, and they the error
 
     def forget_slot(self, slot: CacheSlot) -> None:
-        """Wait for a slot no longer: its session has closed."""
+        """Stop waiting for a slot because its session has closed."""
         with self._lock:
             self._update_expected_slots(slot, None)
             self._pass_arrived.notify()
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _enqueue(self, pending_pass: _PendingPass) -> None:
         with self._lock:
@@ -133,7 +145,7 @@ class PassQueue:
             self._histories.setdefault(runner, _RunnerHistory()).slots.add(slot.index)
 
     def _wait_for_next_group(self, pending_pass: _PendingPass) -> list[_PendingPass]:
-        """Wait until this thread leads, and gather what is to be run next; [] once its own pass has been run."""
+        """Wait until this thread leads, and return the next group; [] if its own pass has run."""
         with self._lock:
             while pending_pass.outcome is None and self._has_leader:
                 pending_pass.done.wait()
@@ -149,7 +161,7 @@ class PassQueue:
             return group
 
     def _gather_next_group(self, first: _PendingPass) -> list[_PendingPass]:
-        """Take the next group out of those that wait; [] where all of it has been withdrawn meanwhile."""
+        """Take the next group from the waiting passes; [] if all of it was withdrawn."""
         group = [first]
         if first.runner.max_tokens is not None:
             self._wait_for_expected_slots(first.runner, first.runner.max_tokens)
@@ -158,7 +170,7 @@ class PassQueue:
         return group
 
     def _choose_passes_that_fit(self, runner: PassRunner, max_tokens: int) -> list[_PendingPass]:
-        """The oldest ones of a runner, one at least."""
+        """Return the oldest passes of a runner that fit together, at least one."""
         group = [pending_pass for pending_pass in self._waiting if pending_pass.runner is runner]
         totals = itertools.accumulate(pending_pass.num_tokens for pending_pass in group)
         return group[: max(1, sum(total <= max_tokens for total in totals))]
@@ -194,7 +206,7 @@ class PassQueue:
                         self._note_times(group, last_s)
                 finally:
                     self._hand_out(group, outcomes)
-            del group, outcomes  # an error's traceback holds this frame
+            del group, outcomes  # an error's traceback keeps this frame
 
     def _hand_out(self, group: list[_PendingPass], outcomes: Sequence[PassResult]) -> None:
         for index, pending_pass in enumerate(group):
@@ -218,7 +230,7 @@ class PassQueue:
             self._waiting[0].done.notify()
 
     def _withdraw_pass(self, pending_pass: _PendingPass) -> None:
-        """An interrupt came while waiting: the pass is no longer to be run."""
+        """Remove a pass whose thread was interrupted while it waited."""
         with self._lock:
             if pending_pass in self._waiting:
                 self._waiting.remove(pending_pass)
@@ -229,15 +241,18 @@ class PassQueue:
 
 
 def _run_passes(runner: PassRunner, passes: Sequence[ForwardPass]) -> Sequence[PassResult]:
-    """What became of each pass. An error's traceback holds this frame, so nothing in it may hold the outcomes."""
+    """Return each pass's result.
+
+    An error's traceback keeps this frame, so nothing in it may hold the results.
+    """
     try:
         return runner.run_all(passes)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to those whose pass it was
+    except Exception as error:  # noqa: BLE001 - the waiting threads raise it
         return [error] if len(passes) == 1 else [_copy_error_for_thread(error) for _ in passes]
 
 
 def _copy_error_for_thread(error: Exception) -> TargetError:
-    """An error for each thread: one that is raised in several gathers all their tracebacks."""
+    """Return a copy for one thread: an error raised in several collects their tracebacks."""
     own = TargetError(str(error) or type(error).__name__)
     own.__cause__ = error
     return own

@@ -13,10 +13,11 @@ __all__ = ["TorchProvider"]
 
 
 class TorchProvider(TokenModelProvider[TorchModel]):
-    """Answers with a local checkpoint, in a worker thread; arguments and errors are TorchModel's.
+    """Answers with a local checkpoint, in a worker thread.
 
-    `model` may be a loaded TorchModel, to share its weights: `TorchProvider(target_model.make_early_exit_draft(4))`
-    drafts with the first four layers of a target.
+    Arguments and errors are those of TorchModel. `model` may also be a loaded TorchModel, to share
+    its weights: `TorchProvider(target_model.make_early_exit_draft(4))` drafts with the first four
+    layers of a target.
     """
 
     def __init__(

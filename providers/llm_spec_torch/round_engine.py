@@ -1,14 +1,17 @@
-"""The device's side of a round: tensors that stay where they are, and the operations over them.
+"""The device's side of a round: tensors that stay on the device, and operations on them.
 
-A round is two steps, timed apart: `draft` (draft steps with sampling) and `verify` (the target's pass, acceptance,
-the tokens appended). Neither asks the device for a value: where the answer stands is itself a tensor. On CUDA each
-step of each lookahead and number of keys is played as a graph; elsewhere it runs as it is.
+A round has two steps, which are timed separately: `draft` (draft steps with sampling) and `verify`
+(the target's pass, acceptance, and appending tokens). Neither asks the device for a value, because
+the context's length is itself a tensor. On CUDA, each step is played as a graph, one for each
+lookahead and number of keys. Elsewhere it runs normally.
 
-    context    c0 c1 … c(L-1)     length L; the target's cache holds all but c(L-1), the draft's all but the last two
+    context    c0 c1 … c(L-1)     of length L; the target's cache lacks the last, the draft's two
     draft      reads c(L-2) c(L-1), writes d0; reads d0, writes d1; …
-    verify     reads c(L-1) d0 … d(g-1) and padding, draws t0 … tg, accepts a leading d's, appends t0 … ta
+    verify     reads c(L-1) d0 … d(g-1) and padding, draws t0 … tg,
+               accepts a leading d's, appends t0 … ta
 
-A round without a draft leaves the draft's cache one token short; `catch_up_draft` reads what it has missed.
+After a round without a draft, the draft's cache misses tokens of the context; `catch_up_draft`
+reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from llm_spec_torch.sampling import DeviceSampler, SamplingSwitches
 
 __all__ = ["DeviceRoundEngine", "DeviceRoundReport", "NetworkWithCache", "RoundEnginePool"]
 
-_NUM_REPORT_FIELDS: Final = 4  # numbers before the drafted tokens in a report
+_NUM_REPORT_FIELDS: Final = 4  # before the drafted tokens in a report
 _MAX_ENGINES: Final = 32  # kept for later requests; an engine's graphs take memory
 
 
@@ -36,11 +39,11 @@ class NetworkWithCache:
 
     network: TransformerNetwork
     cache: KeyValueCache  # batch of one
-    min_rows: int  # fewer are padded to so many (a single row may take another, slower path)
+    min_rows: int  # fewer are padded: a single row may take another, slower path
 
 
 class DeviceRoundReport(NamedTuple):
-    """What a round tells the host."""
+    """A round's results for the host."""
 
     num_accepted: int
     next_token_id: int
@@ -50,14 +53,14 @@ class DeviceRoundReport(NamedTuple):
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int], lookahead: int) -> DeviceRoundReport:
-        """Take `DeviceRoundEngine.report` apart."""
+        """Unpack `DeviceRoundEngine.report`."""
         accepted, next_id, finite, draft_finite = numbers[:_NUM_REPORT_FIELDS]
         drafted_ids = tuple(numbers[_NUM_REPORT_FIELDS : _NUM_REPORT_FIELDS + lookahead])
         return cls(accepted, next_id, bool(finite), bool(draft_finite), drafted_ids)
 
 
 class DeviceRoundEngine:
-    """One pair of slots with one kind of sampling; used by one request at a time."""
+    """A pair of slots with one kind of sampling, for one request at a time."""
 
     def __init__(
         self, target: NetworkWithCache, draft: NetworkWithCache | None, sampler: DeviceSampler, *, max_lookahead: int
@@ -72,14 +75,14 @@ class DeviceRoundEngine:
         self._graphs = CudaGraphs(device) if device.type == "cuda" else None
 
     def begin_request(self, prompt_ids: Tensor) -> None:
-        """Begin after a prompt, [num_tokens] int64, that both caches have read."""
+        """Begin after a prompt, [num_tokens] int64, that both caches hold."""
         self.context[: prompt_ids.shape[0]] = prompt_ids
         self.length.fill_(prompt_ids.shape[0])
-        self.report[_NUM_REPORT_FIELDS - 1] = 1  # a draft that has not run is not broken
+        self.report[_NUM_REPORT_FIELDS - 1] = 1  # a draft that did not run is not broken
         self.sampler.begin_answer(prompt_ids)
 
     def capture_steps(self, lookahead: int, num_keys: int, width: int, *, uses_device_draft: bool) -> None:
-        """Record what the next round plays, so that this is not in its time."""
+        """Record the next round's steps, so that the round's time does not include it."""
         if self._graphs is None:
             return
         steps = self._make_steps(lookahead, num_keys, width)
@@ -92,7 +95,7 @@ class DeviceRoundEngine:
                 tensor.copy_(value)
 
     def catch_up_draft(self, num_tokens_missed: int, num_keys: int) -> None:
-        """Let the draft read tokens of the context that it has missed."""
+        """Let the draft read the tokens of the context that it missed."""
         part = self._require_draft_model()
         missed = self.length - 2 - num_tokens_missed + torch.arange(num_tokens_missed, device=self.length.device)
         step = self.drafted.shape[0] + 1
@@ -103,14 +106,17 @@ class DeviceRoundEngine:
             )
 
     def run_draft(self, lookahead: int, num_keys: int) -> None:
-        """Fill `drafted` with so many tokens."""
+        """Write `lookahead` tokens into `drafted`."""
         self._run_or_replay("draft", lookahead, num_keys, 0)
 
     def run_verify(self, lookahead: int, num_keys: int, width: int) -> None:
-        """Judge so many of `drafted` in a pass of `width` rows, append what stands, and fill `report`."""
+        """Verify `lookahead` tokens of `drafted` in a pass of `width` rows.
+
+        The pass appends the accepted tokens and the next one, and fills `report`.
+        """
         self._run_or_replay("verify", lookahead, num_keys, width)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _make_steps(self, lookahead: int, num_keys: int, width: int) -> dict[StepKey, Callable[[], None]]:
         return {
@@ -131,7 +137,10 @@ class DeviceRoundEngine:
         return self.draft_model
 
     def _gather_context_ids(self, part: NetworkWithCache, positions: Tensor) -> Tensor:
-        """The context at some positions, [1, num_positions]; padding ids of the target's may be beyond a draft's."""
+        """Return the context at positions, [1, num_positions], clamped to the model's ids.
+
+        Padding ids of the target may be beyond a draft's.
+        """
         return self.context.index_select(0, positions)[None].clamp(max=part.network.embedding.shape[0] - 1)
 
     def _run_draft_step(self, lookahead: int, num_keys: int) -> None:
@@ -169,10 +178,11 @@ class DeviceRoundEngine:
 
 
 class RoundEnginePool:
-    """The engines of a target: what is recorded for two slots and a kind of sampling serves later requests there."""
+    """The engines of a target: their recorded steps serve later requests with the same slots."""
 
     def __init__(self) -> None:
-        self._engines: dict[tuple[object, ...], DeviceRoundEngine] = {}  # the longest unused one first
+        # The longest unused engine first.
+        self._engines: dict[tuple[object, ...], DeviceRoundEngine] = {}
 
     def acquire_engine(
         self,
@@ -182,7 +192,10 @@ class RoundEnginePool:
         vocab_size: int,
         max_lookahead: int,
     ) -> DeviceRoundEngine:
-        """The engine of these places. It is not shared while their slots are taken."""
+        """Return the engine of these places.
+
+        While their slots are taken, nothing else uses it.
+        """
         key = (*places, switches)
         engine = self._engines.pop(key, None)
         if engine is None:

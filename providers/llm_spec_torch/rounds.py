@@ -1,7 +1,7 @@
-"""The host's side of rounds on a device: what to start next, and what came of it.
+"""The host's side of rounds on a device: it starts rounds and reads their results.
 
-While the device works on a round, the next one is started after it wherever that is safe without knowing how the
-first ends, and each round brings one small copy to the host: how many tokens were accepted, which one follows, and
+While the device works on a round, the next one is started if that is safe however the first ends.
+Each round sends one small copy to the host: how many tokens were accepted, which one follows, and
 which were drafted.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["DeviceRoundParticipant", "TorchRoundRunner", "prefill_and_open_round
 
 
 class DeviceRoundParticipant(Protocol):
-    """What rounds need of a model that takes part in them."""
+    """The parts of a model that rounds need."""
 
     @property
     def name(self) -> str: ...
@@ -50,7 +50,7 @@ class DeviceRoundParticipant(Protocol):
     def open(self, *, exact: bool = True) -> TorchSession: ...
 
     def get_network_with_cache(self, slot: CacheSlot) -> NetworkWithCache:
-        """Its weights, and the cache of a slot."""
+        """Return its weights and the cache of a slot."""
         ...
 
 
@@ -66,9 +66,9 @@ def prefill_and_open_rounds(
     agreement: WidthAgreement | None,
     cancelled: Callable[[], bool],
 ) -> TorchRoundRunner | None:
-    """Let target and draft read a prompt of at least two tokens; a draft that cannot is left out.
+    """Let target and draft read a prompt of at least two tokens, and return their rounds.
 
-    None when it was cancelled on the way.
+    A draft that cannot read it is left out. Returns None if `cancelled` returned True on the way.
     """
     with ExitStack() as opened:
         own = opened.enter_context(closing(target.open()))
@@ -107,13 +107,16 @@ def prefill_and_open_rounds(
 def _prefill_draft_session(
     draft: DeviceRoundParticipant, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
 ) -> TorchSession | None:
-    """A draft's session that has read all of a prompt but its last two tokens; None if the draft fails."""
+    """Return a draft's session that has read a prompt except its last two tokens.
+
+    Returns None if the draft cannot read it or fails.
+    """
     if len(prompt_ids) >= draft.context_length or max(prompt_ids, default=0) >= draft.vocab_size:
         return None
     session = draft.open(exact=False)
     try:
         prefill_prompt(session, prompt_ids[:-2], cancelled)
-        session.reuse_prefix(())  # a cache of its own even where there was nothing to read
+        session.reuse_prefix(())  # takes a cache even if there was nothing to read
     except Exception:  # noqa: BLE001 - whatever a draft does, the target answers
         session.close()
         return None
@@ -121,9 +124,10 @@ def _prefill_draft_session(
 
 
 class TorchRoundRunner:
-    """One request's rounds on an engine that has read its prompt; see the protocol `DeviceRoundRunner`.
+    """One request's rounds on an engine that has read its prompt; see `DeviceRoundRunner`.
 
-    `draft_context`: positions that the draft may read. `release` gives the caches back.
+    `draft_context` is the number of positions that the draft may read. `release` gives the caches
+    back.
     """
 
     def __init__(
@@ -149,8 +153,8 @@ class TorchRoundRunner:
         self.open_draft_s = open_draft_s
         self._release = release
         engine.in_use = True
-        self._num_tokens_missed_by_draft = 0  # tokens of the context that the draft has not read, besides the last two
-        self._length = len(slot.token_ids) + 1  # of prompt and answer, as far as rounds have been read
+        self._num_tokens_missed_by_draft = 0  # of the context, without the last two
+        self._length = len(slot.token_ids) + 1  # of prompt and answer, as far as collected
         self._pending_rounds: deque[_PendingRound] = deque()
         self._clock: type[_RoundClock] = _CudaRoundClock if engine.length.device.type == "cuda" else _HostRoundClock
 
@@ -168,7 +172,7 @@ class TorchRoundRunner:
     def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:
         num_accepted, verify_s = 0, 0.0
         rest = list(drafted_ids)
-        while True:  # once, but where the number of keys changes among the drafted tokens
+        while True:  # runs once, unless the number of keys changes among the drafted tokens
             chunk_ids = rest[: self._limit_to_key_padding(len(rest))]
             self._start_round(len(chunk_ids), proposed_ids=chunk_ids)
             done = self._collect_round()
@@ -180,18 +184,18 @@ class TorchRoundRunner:
             num_accepted += 1
             rest = rest[len(chunk_ids) + 1 :]
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _limit_lookahead(self, lookahead: int) -> int:
-        """So many tokens of `lookahead` that the round stays within one number of keys, and the draft's context."""
+        """Limit `lookahead` to one number of keys, and to the draft's context."""
         return max(0, min(self._limit_to_key_padding(lookahead), self._draft_context - self._length))
 
     def _limit_to_key_padding(self, lookahead: int) -> int:
-        """So many tokens of `lookahead` that the round stays within one number of keys."""
+        """Limit `lookahead` so that the round stays within one number of keys."""
         return min(lookahead, self._shape.pad_num_keys(self._length - 1) - self._length)
 
     def _can_start_next_round(self, lookahead: int, room: int) -> bool:
-        """Whether another round may start before those under way are read, however they end."""
+        """Return True if another round may start, however the running one ends."""
         if len(self._pending_rounds) != 1:
             return False
         max_length = self._length + self._pending_rounds[0].lookahead + 1
@@ -201,7 +205,7 @@ class TorchRoundRunner:
         )
 
     def _start_round(self, lookahead: int, proposed_ids: Sequence[int] | None = None) -> None:
-        """Start a round with tokens drafted here, or given."""
+        """Start a round with the given tokens, or with tokens drafted on the device."""
         engine, num_keys, width = (
             self._engine,
             self._shape.pad_num_keys(self._length - 1),
@@ -226,7 +230,7 @@ class TorchRoundRunner:
         self._pending_rounds.append(_PendingRound(lookahead, report, clock))
 
     def _catch_up_draft(self, lookahead: int, num_keys: int) -> None:
-        """Before a round with a draft: what rounds without one have kept from it."""
+        """Let the draft read what it missed, or note that it misses a token."""
         if not lookahead:
             self._num_tokens_missed_by_draft += 1
         elif self._num_tokens_missed_by_draft:
@@ -235,7 +239,8 @@ class TorchRoundRunner:
 
     def _collect_round(self) -> DeviceRoundResult:
         pending = self._pending_rounds.popleft()
-        draft_s, verify_s = pending.clock.measure_draft_and_verify_s()  # waits until the copy is there
+        # This waits until the copy of the report has arrived.
+        draft_s, verify_s = pending.clock.measure_draft_and_verify_s()
         report = DeviceRoundReport.from_numbers([int(number) for number in pending.report.numpy()], pending.lookahead)
         if not report.draft_is_finite and self._draft_slot is not None:
             self._draft_slot.erase()
@@ -246,7 +251,7 @@ class TorchRoundRunner:
         return DeviceRoundResult(report.drafted_ids, report.num_accepted, report.next_token_id, draft_s, verify_s)
 
     def close(self) -> None:
-        """Wait for what is under way, and give caches and engine back."""
+        """Wait for running rounds, and give caches and engine back."""
         while self._pending_rounds:
             with contextlib.suppress(ModelOutputError):  # nobody will read it
                 self._collect_round()
@@ -256,10 +261,10 @@ class TorchRoundRunner:
 
 @dataclass(frozen=True, slots=True)
 class _PendingRound:
-    """A round under way."""
+    """A running round."""
 
     lookahead: int
-    report: Tensor  # on the host, complete when the clock has stopped
+    report: Tensor  # on the host; complete when the clock has stopped
     clock: _RoundClock
 
 
@@ -269,12 +274,12 @@ class _RoundClock(Protocol):
     def mark_step_end(self) -> None: ...
 
     def measure_draft_and_verify_s(self) -> tuple[float, float]:
-        """Of drafting and verifying; waits until both are over."""
+        """Wait for both steps and return the seconds of each."""
         ...
 
 
 class _HostRoundClock:
-    """Where steps are over when they return."""
+    """A clock for steps that have ended when they return."""
 
     def __init__(self) -> None:
         self._times = [time.perf_counter()]
@@ -288,7 +293,7 @@ class _HostRoundClock:
 
 
 class _CudaRoundClock:
-    """CUDA events on the stream that the steps run on."""
+    """A clock of CUDA events on the stream of the steps."""
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -307,7 +312,7 @@ class _CudaRoundClock:
 
 
 def _copy_report_to_host(report: Tensor) -> Tensor:
-    """A copy on the host, under way when this returns."""
+    """Start to copy a report to the host and return the copy."""
     if report.device.type == "cpu":
         return report.clone()
     copied = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)

@@ -1,8 +1,10 @@
-"""One request's sampling on the device: what `llm_spec.local.Sampler` and `CoupledAcceptance` do, for CUDA graphs.
+"""One request's sampling on the device, for CUDA graphs.
 
-Nothing between `begin` and the end of a request asks the device for a value, so a whole round (draft steps,
-verification, commit) can be recorded. What a request may change lies in tensors that `load` overwrites in place; which
-operations there are is in `SamplingSwitches`, and a recorded round serves every request with the same switches.
+It does what `llm_spec.local.Sampler` and `CoupledAcceptance` do. Nothing between `begin_answer` and
+the end of a request asks the device for a value, so a whole round (draft steps, verification,
+commit) can be recorded. A request's own values are in tensors that `load_request` overwrites in
+place. `SamplingSwitches` says which operations there are, and a recorded round serves every request
+with the same switches.
 
 Every tensor may have leading dimensions, the same for all: independent requests with a `key` each.
 """
@@ -24,12 +26,13 @@ from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 __all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches"]
 
 _MIN_TEMPERATURE: Final = 1e-30  # as in llm_spec.local.sampling
-_NO_TOP_P: Final = 2.0  # more than all of the mass; 1.0 would drop tokens that rounding adds nothing for
+# More than the whole mass: 1.0 would drop tokens whose mass is lost in rounding.
+_NO_TOP_P: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSwitches:
-    """Which operations sampling needs: requests with the same ones share a recorded round."""
+    """The operations that sampling needs; requests with the same ones share a recorded round."""
 
     greedy: bool
     filtered: bool  # top-k or top-p: a sort
@@ -37,7 +40,7 @@ class SamplingSwitches:
 
     @classmethod
     def from_sampling(cls, sampling: Sampling, vocab_size: int) -> SamplingSwitches:
-        """Those of one request."""
+        """Return the switches of one request."""
         greedy = is_greedy(sampling)
         top_k = sampling.top_k is not None and sampling.top_k < vocab_size
         top_p = sampling.top_p is not None and sampling.top_p < 1.0
@@ -45,17 +48,20 @@ class SamplingSwitches:
 
 
 class DeviceVerifyResult(NamedTuple):
-    """The round emits `token_ids[: num_accepted + 1]`; what follows those has no meaning."""
+    """The tokens of a round: `token_ids[: num_accepted + 1]`; those after them have no meaning."""
 
     token_ids: Tensor  # [num_drafted + 1] int64
     num_accepted: Tensor  # [] int64
 
 
 class DeviceSampler:
-    """Draws one request's tokens, for its draft and its target; call `load` and `begin` before each request.
+    """Draws one request's tokens, for its draft and its target.
 
-    Without constraints: what a grammar allows is worked out on the host, token by token.
-    `valid` [] bool stays true while every row that counted had a finite best logit (else: NaN, +inf, or all -inf).
+    Call `load_request` and `begin_answer` before each request. Constraints are not supported: the
+    host works out what a grammar allows, token by token.
+
+    `valid` [] bool stays true while every row that counted had a finite best logit. It becomes
+    false after NaN, +inf, or a row of -inf alone.
     """
 
     def __init__(self, switches: SamplingSwitches, *, vocab_size: int, device: torch.device | str) -> None:
@@ -63,8 +69,9 @@ class DeviceSampler:
         self.vocab_size = vocab_size
         self.key = torch.zeros(2, dtype=torch.int64, device=device)
         self.valid = torch.ones((), dtype=torch.bool, device=device)
-        self.counts = torch.zeros(vocab_size, dtype=torch.float64, device=device)  # of the answer's tokens
-        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)  # which the prompt holds
+        # How often the answer holds each token, and if the prompt holds it.
+        self.counts = torch.zeros(vocab_size, dtype=torch.float64, device=device)
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._bias = torch.zeros(vocab_size, dtype=torch.float64, device=device)
         self._parameters = torch.zeros(7, dtype=torch.float64, device=device)
         numbers = self._parameters.unbind()
@@ -72,9 +79,10 @@ class DeviceSampler:
         self._repetition, self._presence, self._frequency = numbers[4:]
 
     def load_request(self, sampling: Sampling, seed: int) -> None:
-        """Take another request's parameters, in place.
+        """Load another request's parameters, in place.
 
-        Raises ValueError for one that needs other switches, InvalidRequestError for a bias outside the vocabulary.
+        Raises ValueError if it needs other switches, InvalidRequestError if a bias is outside the
+        vocabulary.
         """
         switches = SamplingSwitches.from_sampling(sampling, self.vocab_size)
         if switches != self.switches:
@@ -107,14 +115,15 @@ class DeviceSampler:
             index = torch.arange(token_ids.shape[-1], device=token_ids.device)
             self.counts.scatter_add_(-1, token_ids, (index < num[..., None]).double())
 
-    # ------------------------------------------------------------------------------------------------- tokens
+    # --------------------------------------------------------------------------------------- tokens
 
     def choose_tokens(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> Tensor:
-        """The token at each position: [num_rows] int64.
+        """Return the token at each position, [num_rows] int64.
 
-        `logits` [num_rows, any_vocab_size] floating, `positions` [num_rows] int64. `before_ids` [num_before] int64,
-        at least num_rows - 1, are the tokens between the committed answer and the last row: that one follows all of
-        them, each earlier row one less.
+        `logits` is floating [num_rows, any_vocab_size], `positions` int64 [num_rows]. `before_ids`
+        is int64 [num_before], with num_before at least num_rows - 1: the tokens between the
+        committed answer and the last row. The last row follows all of them, each earlier row one
+        less.
         """
         token_ids, finite = self._choose_and_check_finite(logits, positions, before_ids)
         self.valid.logical_and_(finite.all())
@@ -123,7 +132,8 @@ class DeviceSampler:
     def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor) -> DeviceVerifyResult:
         """Accept drafted tokens ([num_drafted] int64) while they are the target's own.
 
-        `logits` [num_drafted + 1, vocab_size] floating; `position` [] int64 is that of the first row's token.
+        `logits` is floating [num_drafted + 1, vocab_size]; `position` is int64 [], the position of
+        the first row's token.
         """
         positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
         token_ids, finite = self._choose_and_check_finite(logits, positions, drafted_ids)
@@ -132,24 +142,25 @@ class DeviceSampler:
         return DeviceVerifyResult(token_ids, num_accepted)
 
     def _mark_finite_rows(self, finite: Tensor, num_accepted: Tensor) -> None:
-        """Let `valid` tell whether rows ([num_rows] bool) are finite as far as they count."""
+        """Clear `valid` if a row that counts is not finite; `finite` is [num_rows] bool."""
         row = torch.arange(finite.shape[-1], device=finite.device)
         self.valid.logical_and_((finite | (row > num_accepted[..., None])).all())
 
     def _choose_and_check_finite(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [num_rows] int64, and which rows have a finite best logit [num_rows] bool."""
+        """Return tokens, int64, and True for rows with a finite best logit; [num_rows] both."""
         if self.switches.greedy:
             best, token_ids = self.apply_bias_and_penalties(logits, before_ids).max(dim=-1)
             return token_ids, best.isfinite()
         probs, finite = self.compute_logprobs(logits, before_ids)
         return (probs + make_gumbel_tensor(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
 
-    # ------------------------------------------------------------------------------------------ distributions
+    # -------------------------------------------------------------------------------- distributions
 
     def compute_logprobs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities up to a constant, [num_rows, vocab_size] float64, -inf where filtered; not greedy ones.
+        """Return log-probabilities up to a constant, [num_rows, vocab_size] float64.
 
-        Also which rows have a finite best logit: [num_rows] bool.
+        Filtered tokens have -inf. Also returns which rows have a finite best logit, [num_rows]
+        bool. Not for greedy sampling.
         """
         probs = self.apply_bias_and_penalties(logits, before_ids).double() / self._temperature
         best = probs.amax(dim=-1, keepdim=True)
@@ -159,7 +170,10 @@ class DeviceSampler:
         return probs.masked_fill_(dropped, -math.inf), best.squeeze(-1).isfinite()
 
     def apply_bias_and_penalties(self, logits: Tensor, before_ids: Tensor) -> Tensor:
-        """Logits after bias and penalties, [num_rows, vocab_size]; float64, or as they came where there are none."""
+        """Return logits after bias and penalties, [num_rows, vocab_size].
+
+        They are float64, or have the dtype of `logits` if there is no bias or penalty.
+        """
         fitted = self.fit_vocabulary(logits)
         if not self.switches.penalised:
             return fitted
@@ -170,14 +184,17 @@ class DeviceSampler:
         return out - ((counts > 0) * self._presence + counts * self._frequency)
 
     def fit_vocabulary(self, logits: Tensor) -> Tensor:
-        """Logits in the target's vocabulary: padding columns differ between models (vLLM #10913)."""
+        """Cut or pad logits to the target's vocabulary: models differ in padding (vLLM #10913)."""
         missing = self.vocab_size - logits.shape[-1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
         return logits[..., : self.vocab_size]
 
     def _count_answer_tokens(self, num_rows: int, before_ids: Tensor) -> Tensor:
-        """How often the answer holds each token before each row: [num_rows, vocab_size] float64."""
+        """Return how often the answer before each row holds each token.
+
+        The result is [num_rows, vocab_size] float64.
+        """
         num_before = before_ids.shape[-1]
         if num_before < num_rows - 1:
             raise ValueError(f"before_ids has {num_before} tokens; {num_rows} rows need {num_rows - 1} or more")
@@ -189,9 +206,10 @@ class DeviceSampler:
         return counts.scatter_add_(-1, ids, follows.expand_as(ids))
 
     def _find_filtered_out_tokens(self, probs: Tensor) -> Tensor:
-        """All but the `top_k` largest and, of those, the fewest whose mass reaches `top_p`: [num_rows, vocab_size].
+        """Return True for tokens that top-k and top-p drop: [num_rows, vocab_size].
 
-        A stable sort puts lower ids first where tokens tie, so exactly as many stay as should.
+        Top-k keeps the `top_k` largest and, of those, top-p the fewest whose mass reaches `top_p`.
+        A stable sort puts lower ids first if tokens tie, so exactly the right number stays.
         """
         ordered, token_ids = probs.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(self.vocab_size, device=probs.device)
@@ -202,12 +220,15 @@ class DeviceSampler:
 
 
 def _count_leading_true(accepted: Tensor) -> Tensor:
-    """How many are true before the first false one: [num_drafted] bool -> [] int64."""
+    """Count the true values before the first false one: [num_drafted] bool -> [] int64."""
     return accepted.long().cumprod(dim=-1).sum(dim=-1)
 
 
 def _list_sampling_parameters(sampling: Sampling, vocab_size: int) -> list[float]:
-    """Temperature, top-k, top-p, log min-p, and the three penalties; what is not set changes nothing."""
+    """Return temperature, top-k, top-p, log min-p, and the three penalties.
+
+    Values that are not set become values that change nothing.
+    """
     top_p = _NO_TOP_P if sampling.top_p is None or sampling.top_p >= 1.0 else sampling.top_p
     return [
         max(sampling.temperature or 0.0, _MIN_TEMPERATURE),

@@ -25,24 +25,27 @@ class ForwardRunner(Protocol):
     def run_forward(
         self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
     ) -> FloatArray:
-        """Append tokens, padded to `width`, to a slot; logits after the last `num_rows` of them."""
+        """Append tokens to a slot, padded to `width`; return logits after the last `num_rows`."""
         ...
 
     def take_cost_s(self) -> float | None:
-        """Seconds that the session's passes cost since this was last called; None: what they took by the clock."""
+        """Return the cost of the session's passes since the last call, in seconds.
+
+        Returns None if they cost the time that they took by the clock.
+        """
         ...
 
     def forget_slot(self, slot: CacheSlot) -> None:
-        """No more tokens come for a slot, until another session has it."""
+        """Note that no more tokens come for a slot until another session takes it."""
         ...
 
 
 class TorchSession:
-    """A cache of its own, taken when it is first needed; used by one thread at a time.
+    """One request's cache, taken when it is first needed; used by one thread at a time.
 
-    Prompts are read in chunks that begin at multiples of PREFILL_CHUNK_TOKENS. Shorter calls are cut where attention
-    starts to read more places, and padded, as `shape` says. Before one reads more keys than was looked at, `agreement`
-    looks at it.
+    Prompts are read in chunks that begin at multiples of PREFILL_CHUNK_TOKENS. Shorter calls are
+    padded as `shape` says, and cut where attention starts to read more places. Before a call reads
+    a number of keys that was not tested, `agreement` tests it.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class TorchSession:
 
     @property
     def forward_cost_s(self) -> float | None:
-        """What the last `forward` cost; see `PassSharingSession`."""
+        """The cost of the last `forward` in seconds; see `PassSharingSession`."""
         return self._forward_cost_s
 
     @property
@@ -73,11 +76,11 @@ class TorchSession:
 
     @property
     def slot(self) -> CacheSlot:
-        """The cache itself."""
+        """The session's cache."""
         return self._acquire_slot()
 
     def reuse_prefix(self, token_ids: Sequence[int]) -> int:
-        """Begin with what an idle cache holds of a prompt; how many of its tokens need not be read any more."""
+        """Take an idle cache and return how many of the prompt's tokens it already holds."""
         self._acquire_slot(token_ids)
         return self.length
 
@@ -125,7 +128,7 @@ class TorchSession:
         return self._slot
 
     def _split_forward(self, at: int, count: int, *, is_prompt: bool) -> list[int]:
-        """Where the passes that read `count` tokens from position `at` on end."""
+        """Return the ends of the passes that read `count` tokens from position `at` on."""
         if is_prompt:
             first = at - at % PREFILL_CHUNK_TOKENS + PREFILL_CHUNK_TOKENS
             borders = range(first, at + count, PREFILL_CHUNK_TOKENS)

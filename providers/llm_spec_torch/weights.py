@@ -1,7 +1,8 @@
-"""From transformers' modules to a `TransformerNetwork` (Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3).
+"""Converts transformers' modules into a `TransformerNetwork`.
 
-A model fits if its modules are those, by name; `model.py` then compares the logits with transformers' own, so that a
-difference no name shows is found too. Each module's memory is let go as soon as it has been read.
+The supported modules are those of Llama, Mistral, Qwen2, Qwen3 and Gemma 1 to 3, by name.
+`model.py` then compares the logits with transformers' own, to find differences that no name shows.
+Each module's memory is freed as soon as it has been read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _LAYER_MODULES: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_
 _GEMMA_LAYER_MODULES: Final = _LAYER_MODULES | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 _ATTENTION_MODULES: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _MLP_MODULES: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_ROPE_TYPES: Final = {"default", "linear", "llama3", "yarn"}  # others turn with the length of the whole text
+# Other types rotate by the length of the whole text.
+_ROPE_TYPES: Final = {"default", "linear", "llama3", "yarn"}
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "silu": functional.silu,
     "swish": functional.silu,
@@ -34,7 +36,7 @@ _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 
 def check_architecture(module: Any) -> None:
-    """Raise ModelLoadError for a `…ForCausalLM` that is built otherwise, naming the part."""
+    """Raise ModelLoadError, naming the part, if a `…ForCausalLM` is built differently."""
     _check_submodules("the model", module, {"model", "lm_head"})
     body = _get_text_model(module)
     _check_submodules("the model", body, {"embed_tokens", "layers", "norm", "rotary_emb"})
@@ -45,9 +47,9 @@ def check_architecture(module: Any) -> None:
 def convert_module_to_network(
     module: Any, *, num_positions: int, fused: bool, embedding: Tensor | None = None
 ) -> TransformerNetwork:
-    """Read a checked module into a network for positions below `num_positions`, and empty it on the way.
+    """Read a checked module into a network for positions below `num_positions`.
 
-    `embedding` takes the place of the module's own table.
+    The module is empty afterwards. `embedding` replaces the module's own table.
     """
     config: Any = module.config.get_text_config()
     body = _get_text_model(module)
@@ -56,7 +58,7 @@ def convert_module_to_network(
     vocab_size = int(module.lm_head.weight.shape[0])
     table = body.embed_tokens.weight.detach()
     if embedding is None and table.device.type == "cpu":
-        embedding = table.clone()  # a part of a mapped file would keep all of it in memory
+        embedding = table.clone()  # a part of a mapped file keeps all of it in memory
     final_norm, head = _fold_norm_into_linears(body.norm, [module.lm_head])
     scale: Any = getattr(body.embed_tokens, "embed_scale", None)
     return TransformerNetwork(
@@ -82,7 +84,7 @@ def convert_module_to_network(
 
 
 def _get_text_model(module: Any) -> Any:
-    """The text part; of a model that sees images as well, what reads text."""
+    """Return the part that reads text: a model may also read images."""
     return getattr(module.model, "language_model", module.model)
 
 
@@ -141,7 +143,7 @@ def _read_layer_weights(layer: Any, kind: int) -> LayerWeights:
 def _fold_norm_into_linears(
     norm_module: Any, modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None
 ) -> tuple[RmsNorm | FoldedRmsNorm, Linear]:
-    """A norm and the linear modules that read what it gives: folded into one another where that is faster."""
+    """Read a norm and the linear modules after it; fold the norm's weight into them if faster."""
     norm = _read_norm_weights(norm_module)
     if norm.weight.device.type != "cpu" or modules[0].weight.dtype != torch.float32:
         return norm, _join_linears(modules, pairs_of)
@@ -153,9 +155,10 @@ def _fold_norm_into_linears(
 def _join_linears(
     modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None, factors: Tensor | None = None
 ) -> Linear:
-    """Linear modules that read the same rows, as one.
+    """Join linear modules that read the same rows.
 
-    `pairs_of`: head size where the outputs are to be rotated. `factors`, [in]: what the rows are multiplied by before.
+    `pairs_of` has the head size of outputs that are rotated, and None for others. `factors`, [in],
+    multiply the rows first.
     """
     sizes = pairs_of or [None] * len(modules)
     weights = [_reorder_rotated_pairs(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)]
@@ -168,12 +171,12 @@ def _join_linears(
     if factors is not None:
         weight = weight * factors
     for module in modules:
-        module.weight = None  # the copy is enough
+        module.weight = None  # frees memory: the copy is enough
     return make_linear(weight, bias)
 
 
 def _reorder_rotated_pairs(rows: Tensor, head_dim: int | None) -> Tensor:
-    """Rows of heads so ordered that what is rotated together, i and i + head_dim / 2, stands side by side."""
+    """Reorder rows of heads so that rotated pairs, i and i + head_dim / 2, are neighbours."""
     if head_dim is None:
         return rows
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
@@ -184,7 +187,7 @@ def _copy_bias_or_none(module: Any) -> Tensor | None:
 
 
 def _read_norm_weights(module: Any) -> RmsNorm:
-    weight: Tensor = module.weight.detach().clone()  # see the embedding
+    weight: Tensor = module.weight.detach().clone()  # cloned like the embedding
     eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
     if "Gemma" in type(module).__name__:  # (1 + weight), in float32
         weight = 1.0 + weight.float()
@@ -211,7 +214,7 @@ def _get_activation_function(config: Any) -> Callable[[Tensor], Tensor]:
 def _read_layer_kinds(
     rotary: Any, config: Any, num_layers: int, length: int
 ) -> tuple[tuple[LayerKind, ...], list[int]]:
-    """The kinds of layers that there are, and which one each layer is."""
+    """Return the kinds of layers, and each layer's index into them."""
     types: list[str | None] = [*(getattr(config, "layer_types", None) or [None] * num_layers)][:num_layers]
     names = sorted(set(types), key=str)
     return tuple(_read_layer_kind(rotary, config, name, length) for name in names), [
@@ -222,7 +225,8 @@ def _read_layer_kinds(
 def _read_layer_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> LayerKind:
     if layer_type not in {None, "full_attention", "sliding_attention"}:
         raise ModelLoadError(f"a layer is of type {layer_type!r}; it must be full_attention or sliding_attention")
-    by_type = hasattr(rotary, f"{layer_type}_inv_freq")  # Gemma 3: each type of layers has a rope of its own
+    # In Gemma 3, each type of layers has its own rotary embedding.
+    by_type = hasattr(rotary, f"{layer_type}_inv_freq")
     prefix = f"{layer_type}_" if by_type else ""
     rope_type: Any = rotary.rope_type[layer_type] if by_type else rotary.rope_type
     if rope_type not in _ROPE_TYPES:

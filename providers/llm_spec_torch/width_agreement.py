@@ -1,4 +1,4 @@
-"""Whether a model's promise of one text still holds: for as many keys as attention has read so far, and no more."""
+"""Tracks if the same-text promise holds for the numbers of keys that attention has read so far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["WidthAgreement"]
 
 
 class WidthAgreement:
-    """Whether the widths of exact passes agree for all the keys that attention has read so far. Safe with threads.
+    """Tests if the widths of exact passes agree for each number of keys.
 
-    `do_widths_agree_at` says it of a number of keys; None: none makes a difference. At `key_counts` they do.
+    Several threads may use it. `holds` is True until a test fails. `do_widths_agree_at` tests a
+    number of keys; with None, all agree. At `key_counts` the widths were found to agree already.
     """
 
     def __init__(self, do_widths_agree_at: Callable[[int], bool] | None = None, key_counts: Iterable[int] = ()) -> None:
@@ -28,7 +29,7 @@ class WidthAgreement:
         self._lock = threading.Lock()
 
     def check_at(self, num_keys: int) -> float:
-        """Look at a number of keys, unless that was done; the seconds that it took."""
+        """Test a number of keys unless that was done; return the seconds that it took."""
         if self._do_widths_agree_at is None or num_keys in self._checked_key_counts or not self.holds:
             return 0.0
         started = time.perf_counter()

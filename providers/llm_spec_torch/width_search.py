@@ -1,12 +1,13 @@
-"""Which numbers of rows give a row the same bits on this machine: searched when a model is loaded.
+"""Finds the numbers of rows at which a row has the same bits on this machine.
 
-Kernels choose their way by shapes and dtypes, not by numbers. So the head, and one layer of each kind after several
-numbers of keys, sort out the widths at a small part of the model's cost. One pass of the whole model in each width that
-is left confirms it. Widths that an earlier load has found are looked at again in the same small parts.
+The search runs when a model is loaded. Kernels are chosen by shapes and dtypes, not by numbers. So
+widths are first tested in the head, and in one layer of each kind after several numbers of keys, at
+a small part of the model's cost. One pass of the whole model in each remaining width confirms them.
+Widths that an earlier load found are tested again in the same small parts.
 
-Where outputs are rounded to bfloat16, passes do not show how they were computed, and `order_probes.py` asks the kernels
-themselves. How many keys attention reads is a part of its shape. So the first pass that reads more of them than any
-before looks at the widths again (`width_agreement.py`).
+If outputs are rounded to bfloat16, passes do not show how they were computed. Then
+`order_probes.py` tests the kernels themselves. The number of keys is part of attention's shape. So
+the first pass that reads more keys than any before tests the widths again (`width_agreement.py`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ __all__ = ["AgreeingWidthSearch"]
 
 _FIRST_POSITION: Final = 21  # after a place where attention begins to read more
 _MAX_ROWS_OF_ONE: Final = 2
-_NUM_STEPS: Final = 3  # of keys that are looked at when a model is loaded; a CPU's attention reads blocks of two
+# Of keys, tested when a model is loaded. A CPU's attention reads blocks of two steps.
+_NUM_STEPS: Final = 3
 
 
 class AgreeingWidthSearch:
-    """Looks for the widths of a network whose caches have `capacity` places; to be run in inference mode.
+    """Searches the widths of a network whose caches have `capacity` places.
 
-    `shape` says how many keys attention reads at a position; `token_ids`: two for each row of the widest pass.
+    `shape` says how many keys attention reads at a position. `token_ids` needs two for each row of
+    the widest pass. Call it in inference mode.
     """
 
     def __init__(
@@ -53,9 +56,11 @@ class AgreeingWidthSearch:
         self._token_ids = token_ids
 
     def search_agreeing_widths(self, candidates: Sequence[int], max_width: int) -> list[int]:
-        """The candidates that agree with the widest pass, `max_width` or where that fails half of it; [] for none.
+        """Return the candidates that agree with the widest pass; [] if there are none.
 
-        Of those that round only widths that add no more than a row to a single one: else plain decoding would pay.
+        The widest pass has `max_width` rows; if nothing agrees, half as many, and so on. If outputs
+        are rounded, returns [] unless a single row is padded by one row at most: more would slow
+        down plain decoding.
         """
         while max_width > 1:
             widths = self._filter_agreeing_widths([*(width for width in candidates if width < max_width), max_width])
@@ -68,25 +73,25 @@ class AgreeingWidthSearch:
         return []
 
     def are_widths_still_agreeing(self, widths: Sequence[int]) -> bool:
-        """Whether widths that an earlier load has found agree today."""
+        """Return True if the widths that an earlier load found agree now."""
         return self._filter_agreeing_widths(widths) == list(widths)
 
     def do_widths_agree_at(self, widths: Sequence[int], num_keys: int) -> bool:
-        """Whether widths agree where attention reads so many keys."""
+        """Return True if widths agree when attention reads that many keys."""
         sample = self._network.copy_with_one_layer_of_each_kind()
         return self._filter_widths_at(sample, widths, num_keys) == list(widths)
 
     def list_first_key_counts(self) -> list[int]:
-        """How many keys attention reads at the first positions of a cache: every search looks at them."""
+        """Return the numbers of keys at a cache's first positions, which every search tests."""
         counts = [self._shape.pad_num_keys(0)]
         while len(counts) < _NUM_STEPS and counts[-1] < self._capacity - len(self._token_ids) // 2:
             counts.append(self._shape.pad_num_keys(counts[-1]))
         return counts
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
-        """The widths that agree in the head, and in one layer of each kind wherever it is read."""
+        """Return the widths that agree in the head, and in one layer of each kind."""
         agreeing = list(widths)
         sample = self._network.copy_with_one_layer_of_each_kind()
         if hides_order(self._network):
@@ -100,7 +105,7 @@ class AgreeingWidthSearch:
         return agreeing
 
     def _filter_widths_at(self, sample: TransformerNetwork, widths: Sequence[int], num_keys: int) -> list[int]:
-        """The widths that agree in layers where attention reads so many keys."""
+        """Return the widths that agree in layers when attention reads that many keys."""
         num_keys = min(num_keys, self._capacity)
         start = min(max(0, num_keys - self._shape.key_step) + _FIRST_POSITION, self._capacity - len(self._token_ids))
         read_layers = self._make_row_reader(sample, num_keys, has_head=False)
@@ -118,12 +123,12 @@ class AgreeingWidthSearch:
         return agreeing
 
     def _compute_head_logits(self, _: int, token_ids: Sequence[int]) -> FloatArray:
-        """The head's part of a pass, in which places make no difference."""
+        """Compute the head's part of a pass, in which positions make no difference."""
         ids = torch.tensor(token_ids, device=self._network.embedding.device)
         return _convert_to_numpy(self._network.compute_logits(self._network.look_up_embeddings(ids)))
 
     def _make_row_reader(self, network: TransformerNetwork, num_keys: int, *, has_head: bool) -> ReadRowsAt:
-        """Passes of a network that read so many keys, which are random: that costs less than to read a prompt."""
+        """Make a function that runs passes over `num_keys` random keys, cheaper than a prompt."""
         num_places = min(self._capacity, num_keys + len(self._token_ids))
         cache = CachePool(network, num_slots=1, capacity=num_places).cache
         noise = torch.randn(cache.layers[0].shape, generator=torch.Generator().manual_seed(0))

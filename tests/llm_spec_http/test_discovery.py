@@ -575,7 +575,7 @@ async def test_scores_are_lost_and_found_alone(clock: Clock) -> None:
         scorer = provider.capabilities.token_scorer
         assert scorer is not None
         server.on_reply = ignored
-        with pytest.raises(TargetError, match="in another form"):
+        with pytest.raises(TargetError, match="in an unexpected form"):
             await scorer.score([5, 6], num_rows=1, top=1)
         assert (provider.capabilities.token_scorer, server.on_reply) == (None, ignored)
         assert provider.capabilities.token_endpoint is not None

@@ -222,9 +222,9 @@ def test_of_equally_likely_tokens_the_given_one_is_not_preferred() -> None:
 def test_a_row_that_cannot_be_ranked_is_an_error(row: dict[str, float]) -> None:
     """Too short, or with what is not a number; of a given position as of the last one."""
     good = {"5": -1.0, "6": -2.0}
-    with pytest.raises(ValueError, match="for the likeliest 2 tokens"):
+    with pytest.raises(ValueError, match="does not hold the likeliest 2 tokens"):
         _parse_scored_rows(scored_choice([row], good), 2, 2)
-    with pytest.raises(ValueError, match="for the likeliest 2 tokens"):
+    with pytest.raises(ValueError, match="does not hold the likeliest 2 tokens"):
         _parse_scored_rows(scored_choice([good], row), 2, 2)
 
 

@@ -485,7 +485,7 @@ def test_out_of_memory_is_for_those_who_took_part(
         patched.setattr(TransformerNetwork, "_run_layers", exhausted)
         errors = next_rows(target, three)
     assert all(isinstance(error, TargetError) for error in errors)
-    assert all("give cache_gib or max_requests less" in str(error) for error in errors)
+    assert all("lower cache_gib or max_requests" in str(error) for error in errors)
     assert len({id(error) for error in errors}) == 3
     for found, rows in zip(next_rows(target, three), expected, strict=True):
         check_rows(found, rows, target.model)

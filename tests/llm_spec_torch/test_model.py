@@ -395,7 +395,7 @@ def test_a_missing_torch_is_had_in_the_build_that_the_machine_needs(
         ({"device": "cuda:99"}, "this machine has"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"layers": 9}, "layers is 9; the checkpoint has 3"),
-        ({"cache_gib": 1e-6}, "give cache_gib more or max_requests less"),
+        ({"cache_gib": 1e-6}, "raise cache_gib or lower max_requests"),
     ],
 )
 def test_what_the_device_cannot_do_is_refused(tiny_folder: Path, options: dict[str, Any], message: str) -> None:
@@ -490,7 +490,7 @@ async def test_out_of_memory_is_one_clear_error(tiny_folder: Path, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(TransformerNetwork, "compute_hidden_states", exhausted)
-        with pytest.raises(TargetError, match="give cache_gib or max_requests less"):
+        with pytest.raises(TargetError, match="lower cache_gib or max_requests"):
             await provider.complete(ChatRequest.create("x", max_tokens=3))
     assert (await provider.complete(ChatRequest.create("x", max_tokens=3))).usage is not None
 

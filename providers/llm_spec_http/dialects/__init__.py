@@ -1,4 +1,4 @@
-"""One small file per kind of server; what they share is in `base`."""
+"""The dialects of servers, one file each; `base` holds what they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between servers that speak OpenAI's chat completions."""
+"""The differences between servers that have OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ PostJson: TypeAlias = Callable[[str, Body], Awaitable[Any]]
 
 
 class TokenApiDialect(Protocol):
-    """How to call a kind of server with token ids. `post_json` posts a body to a path and gives the answer's JSON.
+    """The calls with token ids of a kind of server.
 
-    An answer in another form raises AttributeError, LookupError, TypeError or ValueError.
+    `post_json` posts a body to a path and returns the answer's JSON. An answer in an unexpected
+    form raises AttributeError, LookupError, TypeError or ValueError.
 
-    With `build_token_id_fields` a completion (or a chat) holds its token ids; with `build_score_fields(top)` the
-    likeliest tokens at every position of its prompt, at most `max_top` (0: it cannot).
+    With `build_token_id_fields`, a completion or a chat returns its token ids. With
+    `build_score_fields(top)`, it returns the likeliest tokens at every position of its prompt, at
+    most `max_top`; if that is 0, the server cannot score.
     """
 
     @property
@@ -46,24 +48,24 @@ class TokenApiDialect(Protocol):
     async def decode(self, post_json: PostJson, token_ids: Sequence[int]) -> str: ...
 
     async def encode_chat(self, post_json: PostJson, body: Body) -> tuple[list[int], int | None]:
-        """The ids of a chat request's prompt, and the context length where the server tells it."""
+        """Return the token ids of a chat's prompt, and the context length, or None if not given."""
         ...
 
     async def sample_next(
         self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
     ) -> list[SampledToken]:
-        """One token after each of several prefixes, in one call; `sampling` is in the dialect's fields."""
+        """Sample one token after each prefix, in one call; `sampling` has the dialect's names."""
         ...
 
     def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The ids of a streamed piece of a choice; None: the server does not tell them all."""
+        """Return the ids of a streamed piece of a choice, or None if some are missing."""
         ...
 
 
 class MessageApiDialect(Protocol):
-    """How to ask a kind of server what message its chat endpoint makes of token ids; as `TokenApiDialect`.
+    """The calls that parse token ids into a message as the server's chat endpoint does.
 
-    `body`: a chat request, in the dialect's fields.
+    `body` is a chat request with the dialect's names. Errors are as in `TokenApiDialect`.
     """
 
     async def parse(
@@ -76,9 +78,10 @@ class MessageApiDialect(Protocol):
         *,
         num_read: int = 0,
     ) -> Mapping[str, Any]:
-        """A choice of chat's streams that holds all of the message, and with a finish reason also chat's.
+        """Return a choice of chat's stream with the whole message.
 
-        `num_read`: it holds what comes after so many tokens, which were read one by one.
+        With a `finish_reason`, the choice has the finish reason that chat would give. With
+        `num_read`, it holds what follows that many tokens, which were read one by one.
         """
         ...
 
@@ -90,11 +93,11 @@ class MessageApiDialect(Protocol):
         token_ids: Sequence[int],
         finish_reason: FinishReason,
     ) -> Mapping[str, Any]:
-        """The same of a whole answer as chat gives it without streaming, as if it were a stream's."""
+        """Return the choice of chat's answer without streaming, as a stream's choice."""
         ...
 
     async def render(self, post_json: PostJson, body: Body) -> tuple[list[int], DecodingConstraint | None]:
-        """The prompt's ids, and what constrains the answer."""
+        """Return the prompt's ids, and the constraint on the answer."""
         ...
 
     def build_constrained_stream(
@@ -106,7 +109,10 @@ class MessageApiDialect(Protocol):
         max_tokens: int | None,
         seed: int | None,
     ) -> tuple[str, Body]:
-        """Path and body of a stream, in completions' form, that goes on as chat would; see `ConstrainedStreaming`."""
+        """Return path and body of a stream that continues as chat would.
+
+        The stream has the form of a completion; see `ConstrainedStreaming`.
+        """
         ...
 
 
@@ -114,17 +120,24 @@ class MessageApiDialect(Protocol):
 class ServerDialect:
     """One kind of server.
 
-    base_url: where it listens by default; None: it must be said. key_variable: the environment variable that its
-    vendor documents for the key. continuation: changes a request's body so that the answer continues the given
-    assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
-    whether it takes predicted outputs. token_api: how to call it with token ids; None: it cannot. message_api: how to
-    have it read the message of an answer's ids; None: it cannot. sampling_names: its
-    own names for fields of `Sampling`, where they differ. reuses_connections: whether it keeps the connections that it
-    says it keeps. shares_prompt_cache: whether calls that begin alike share what was read of their prompts, unless it
-    was started otherwise. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has
-    gone, as all do with a stream. reasoning_fields: by which names it reads the reasoning of an earlier turn in its
-    message; none: it refuses such fields. renders_templates: whether it puts messages into a model's own chat template,
-    of which hardly any knows the role `developer`.
+    `base_url`: its default address, or None if it has none.
+    `key_variable`: the environment variable that its vendor documents for the key.
+    `continuation`: changes a request's body so that the answer continues a text, or None if it
+    cannot.
+    `repeats_prefix`: True if such an answer may begin with that text again.
+    `prediction`: True if it takes predicted outputs.
+    `token_api`: how to call it with token ids, or None if it cannot.
+    `message_api`: how to let it parse an answer's ids into a message, or None if it cannot.
+    `sampling_names`: its own names for fields of `Sampling`, if they differ.
+    `reuses_connections`: False if it closes connections that it promised to keep.
+    `shares_prompt_cache`: True if calls with the same beginning share what was read of their
+    prompts by default.
+    `stops_when_reader_leaves`: True if it stops generating an answer without streaming when the
+    reader has gone. All do with a stream.
+    `reasoning_fields`: the fields for the reasoning of an earlier turn; empty if it refuses such
+    fields.
+    `renders_templates`: True if it renders the model's own chat template, which hardly ever knows
+    the role `developer`.
     """
 
     name: str
@@ -145,12 +158,12 @@ class ServerDialect:
 
     @property
     def is_vendor(self) -> bool:
-        """Whether its models are served by who sells them, not by a server of one's own."""
+        """True if the models are a vendor's service, not on a server of one's own."""
         return self.base_url is not None and self.base_url.startswith("https://")
 
 
 def make_continuation(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
-    """A continuation by a last message of the assistant, with the vendor's marks on it, or `fields` of the body."""
+    """Continue by a last assistant message with the vendor's `marks`, or `fields` in the body."""
 
     def add_prefix_to_body(body: Body, prefix: str) -> None:
         body["messages"] = [*body["messages"], {"role": "assistant", "content": prefix, **marks}]
@@ -160,6 +173,6 @@ def make_continuation(*, fields: Mapping[str, object] | None = None, **marks: ob
 
 
 def read_choices_in_order(answer: Any) -> list[Mapping[str, Any]]:
-    """The choices of a completion, in the order of its prompts."""
+    """Return a completion's choices, in the order of its prompts."""
     choices = cast("list[Mapping[str, Any]]", answer.get("choices") or [])
     return sorted(choices, key=lambda choice: int(choice.get("index") or 0))

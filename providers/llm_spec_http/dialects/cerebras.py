@@ -1,4 +1,4 @@
-"""Cerebras: takes predicted outputs."""
+"""Cerebras: accepts predicted outputs."""
 
 from __future__ import annotations
 

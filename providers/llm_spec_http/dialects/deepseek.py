@@ -1,4 +1,7 @@
-"""DeepSeek: a prefix is continued at its beta address, `deepseek:model@https://api.deepseek.com/beta`."""
+"""DeepSeek: continues a prefix only at its beta address.
+
+Use `deepseek:model@https://api.deepseek.com/beta` for that.
+"""
 
 from __future__ import annotations
 

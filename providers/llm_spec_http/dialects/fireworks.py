@@ -1,4 +1,4 @@
-"""Fireworks: takes predicted outputs."""
+"""Fireworks: accepts predicted outputs."""
 
 from __future__ import annotations
 

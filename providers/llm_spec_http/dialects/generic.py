@@ -1,4 +1,4 @@
-"""Any other server that speaks OpenAI's chat completions; its address must be said."""
+"""Any other server with OpenAI's chat completions API; it needs an address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""llama-server of llama.cpp: continues a last message of the assistant and repeats it; tells ids beside logprobs."""
+"""llama-server of llama.cpp.
+
+It continues a last assistant message and repeats it. It gives token ids beside logprobs.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ __all__ = ["LLAMACPP"]
 
 
 class _LlamaCppTokenApi:
-    """`/apply-template`, `/tokenize`, `/detokenize`, `/completion`; a stream's ids are in the entries of logprobs."""
+    """`/apply-template`, `/tokenize`, `/detokenize` and `/completion`.
+
+    The token ids of a stream are in its logprobs.
+    """
 
     @property
     def max_top(self) -> int:
         return 0  # `echo` is silently ignored
 
     def build_token_id_fields(self, *, chat: bool) -> Body:
-        # probabilities after sampling: for those before it the server sorts its vocabulary, a millisecond a token
+        # Probabilities after sampling: for those before it, the server sorts its whole vocabulary,
+        # which takes a millisecond a token.
         return {"post_sampling_probs": True, **({"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1})}
 
     def build_score_fields(self, top: int) -> Body:
@@ -39,7 +46,7 @@ class _LlamaCppTokenApi:
     async def sample_next(
         self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
     ) -> list[SampledToken]:
-        # Not OpenAI's call: there a token that ends inside a character is in no logprobs, and has no id.
+        # Not OpenAI's endpoint: it gives no id for a token that ends inside a character.
         body: Body = {"prompt": [list(prefix) for prefix in prefixes], "n_predict": 1, **sampling}
         body |= {"return_tokens": True, "response_fields": ["index", "content", "tokens", "stop_type"]}
         answer = await post_json("/completion", body)
@@ -56,10 +63,10 @@ class _LlamaCppTokenApi:
 
 
 def _has_whole_token_text(entry: Mapping[str, Any]) -> bool:
-    """Whether the text that is sent with a token's id is the text of this token alone.
+    """Return True if the text sent with a token's id is the text of this token alone.
 
-    The server waits for whole characters, and then tells the last token alone, with the bytes of them all. The token's
-    own bytes it only tells among the likeliest ones.
+    The server waits for whole characters, and then gives only the last token's id, with the bytes
+    of all of them. It gives the token's own bytes only among the likeliest tokens.
     """
     likeliest = entry.get("top_probs") or entry.get("top_logprobs") or ()
     own = (likely["bytes"] for likely in likeliest if likely["id"] == entry["id"])
@@ -68,7 +75,7 @@ def _has_whole_token_text(entry: Mapping[str, Any]) -> bool:
 
 def _parse_sampled_token(answer: Mapping[str, Any]) -> SampledToken:
     if not answer["tokens"]:
-        raise ValueError("no id of the token that it sampled")
+        raise ValueError("the answer has no id for the sampled token")
     is_end = answer["stop_type"] == "eos"
     return SampledToken(int(answer["tokens"][-1]), "" if is_end else str(answer["content"]), is_end)
 
@@ -82,6 +89,6 @@ LLAMACPP: Final = ServerDialect(
     repeats_prefix=True,
     token_api=_LlamaCppTokenApi(),
     sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently
-    reuses_connections=False,  # it announces keep-alive and closes the connection after every streamed answer
+    reuses_connections=False,  # it announces keep-alive, but closes after every streamed answer
     renders_templates=True,
 )

@@ -1,4 +1,7 @@
-"""Mistral: continues a last message marked as prefix (which it may repeat), takes predicted outputs."""
+"""Mistral: continues a last message marked as prefix, and accepts predicted outputs.
+
+The answer may repeat the prefix.
+"""
 
 from __future__ import annotations
 

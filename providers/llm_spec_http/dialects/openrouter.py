@@ -1,4 +1,4 @@
-"""OpenRouter: passes predicted outputs on to models that take them."""
+"""OpenRouter: passes predicted outputs to models that accept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen on DashScope: continues a last message marked as partial (models that do not think)."""
+"""Qwen on DashScope: continues a last message marked as partial, for models that do not reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Together: no continuation that it documents."""
+"""Together: documents no continuation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""vLLM: continues the final message (both marks are needed, else it answers 400) and works on token ids."""
+"""vLLM: continues the final message and works on token ids.
+
+Without both marks for continuing, it answers 400.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["VLLM"]
 
 
 class _VllmTokenApi:
-    """`/tokenize`, `/detokenize`, and ids with whatever it generates."""
+    """`/tokenize`, `/detokenize`, and token ids with every generated answer."""
 
     @property
     def max_top(self) -> int:
@@ -53,7 +56,7 @@ class _VllmTokenApi:
 
 
 class _VllmMessageApi:
-    """What a server has that was started with `--enable-scale-out`: `/render`, `/derender`, and `/generate` by ids."""
+    """`/render`, `/derender` and `/generate` of a server started with `--enable-scale-out`."""
 
     async def parse(
         self,
@@ -70,7 +73,7 @@ class _VllmMessageApi:
         answer = await post_json(
             "chat/completions/derender",
             {
-                "stream": True,  # the parser of streams, which for a part of an answer gives a part of its message
+                "stream": True,  # only the stream parser accepts a part of an answer
                 "generate_chunk": {"choices": [choice]},
                 "stream_state": {"output_token_ids": read_ids, "output_chunk_lens": [1] * num_read},
                 "prompt_token_ids": list(prompt_ids),
@@ -128,7 +131,7 @@ class _VllmMessageApi:
             **{name: value for name, value in generation.items() if name != "request_id"},
             "token_ids": [*prompt_ids, *written_ids],
             "sampling_params": sampling,
-            # where it has not ended with the prompt, the server is to look for its end in all of the ids
+            # If reasoning did not end in the prompt, the server looks for its end in all ids.
             "reasoning_ended": generation.get("reasoning_ended") or None,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -137,9 +140,10 @@ class _VllmMessageApi:
 
 
 def _find_triggers(outputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts that begin what is constrained; none where it is not text that is free up to those.
+    """Return the texts that start a constrained part; () if the text before them is not free.
 
-    xgrammar's structural tags of the form `triggered_tags` (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html).
+    This reads xgrammar's structural tags of the form `triggered_tags`
+    (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html).
     """
     tag: Body = json.loads(outputs.get("structural_tag") or "{}")
     form: Body = tag.get("format") or {}
@@ -149,7 +153,7 @@ def _find_triggers(outputs: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _parse_sampled_token(choice: Mapping[str, Any]) -> SampledToken:
     if not choice.get("token_ids"):
-        raise ValueError("no id of the token that it sampled")
+        raise ValueError("the answer has no id for the sampled token")
     is_end = parse_finish_reason(choice) == "stop"
     return SampledToken(int(choice["token_ids"][-1]), "" if is_end else str(choice.get("text") or ""), is_end)
 

@@ -406,7 +406,7 @@ def test_too_little_memory(write_model: WriteModel) -> None:
     """One error that says what to do; the model goes on with what there is."""
     path = write_model({"llama.context_length": 4_000_000})
     run = run_python(_TOO_LITTLE, path)
-    message = f"gguf:{path}: no memory for a key-value cache of 4000000 tokens; give max_context less"
+    message = f"gguf:{path}: no memory for a key-value cache of 4000000 tokens; lower max_context"
     assert (run.stdout.splitlines(), run.returncode) == ([message, "(2, 262)"], 0), run
 
 
@@ -415,7 +415,7 @@ def test_memory_that_the_machine_does_not_have_is_not_taken(tiny: GgufModel, mon
     monkeypatch.setattr(library, "_read_available_bytes", lambda: 1000 * 2**20)
     monkeypatch.setattr(tiny, "_first_capacity", 4_000_000)
     monkeypatch.setattr(tiny, "context_length", 4_000_000)
-    with pytest.raises(TargetError, match="no memory for a key-value cache of 4000000 tokens; give max_context less"):
+    with pytest.raises(TargetError, match="no memory for a key-value cache of 4000000 tokens; lower max_context"):
         tiny.open().forward([5], num_rows=1)
 
 
