@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from llm_spec import LlmProvider, LlmSpecError, open_draft, open_provider
+from llm_spec import ChatRequest, LlmProvider, LlmSpecError, open_draft, open_provider
 
 FILES: Final = {
     "shop/cart.py": '''"""A cart of items."""
@@ -327,6 +327,7 @@ async def main() -> None:
     runs = [Run(draft, arguments.loops, options, turns) for draft in (None, *arguments.drafts)]
     try:
         target = open_provider(arguments.model)
+        await target.complete(ChatRequest.create("Hello", max_tokens=2))  # what a process does once is not timed
         with tempfile.TemporaryDirectory() as folder:
             projects = [Project(Path(folder, str(index))) for index in range(len(runs))]
             await asyncio.gather(*(start(run, target, project) for run, project in zip(runs, projects, strict=True)))

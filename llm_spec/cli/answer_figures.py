@@ -81,7 +81,7 @@ class ComparedAnswer:
             ratio = ""
             if clock is None:
                 texts += " of another length, so the times do not compare"
-            elif self.result.speedup_range is not None and self.result.plain_reason is None:
+            elif self.result.speedup_range is not None or self.result.plain_reason is not None:
                 ratio = f", which is {clock:.2f}x by the clock (one run of each)"
             lines.append(f"the target alone: {describe_time(plain)}{ratio}; {texts}")
         return "\n".join(lines)

@@ -315,7 +315,7 @@ def print_plan_table(
         f"an answer of {scenario.output} tokens to a prompt of {scenario.context}\n\n"
         f"  target  {_format_model_speed(target)}; {_format_price(scenario.target_price)}\n"
         f"  draft   {_format_model_speed(draft)}; {_format_price(scenario.draft_price)}\n"
-        f"  Speeds are assumed unless given or measured (--measure). Listed prices are of {PRICES_AS_OF}.\n",
+        f"  Speeds that were not given or measured (--measure) are assumed. Listed prices are of {PRICES_AS_OF}.\n",
         file=out,
     )
     plain = estimate_answer(PLAIN.name, scenario)

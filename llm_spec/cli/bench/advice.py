@@ -81,5 +81,6 @@ def _advise_to_measure_more(median: RatioEstimate, report: BenchReport) -> Bench
     else:
         narrowing = math.log(median.high / median.low) / math.log(1 + WORTHWHILE_GAIN)
         more = math.ceil(median.num_units * (narrowing**2 - 1)) * size
-        text = f"no difference shown; about {more} prompts more would tell {WORTHWHILE_GAIN:.0%}"
+        shown = f"{report.plain.name}: no difference shown"
+        text = f"{shown}; about {more} prompts more would tell {WORTHWHILE_GAIN:.0%}"
     return BenchAdvice(use=report.plain.name, text=text, more_prompts=more)
