@@ -250,7 +250,7 @@ async def test_a_dropped_connection_leaves_the_frames_before_it() -> None:
 
 async def test_a_malformed_frame() -> None:
     async with ScriptedModelServer(ANSWER, faults=ServerFaults(malformed_after=1)) as server:
-        with pytest.raises(TargetError, match="no JSON") as caught:
+        with pytest.raises(TargetError, match="not valid JSON") as caught:
             await ask(server)
     assert caught.value.partial_text == "The"
 
