@@ -1,1 +1,1 @@
-"""`llm-spec`: its commands."""
+"""The `llm-spec` command and its subcommands."""

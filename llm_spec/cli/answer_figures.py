@@ -1,4 +1,4 @@
-"""The figures of an answer of `llm-spec run`: how it came about, what it took, and the target alone beside it."""
+"""The figures that `llm-spec run` shows below an answer, compared with the target alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHAT_TO_DO: Final[Mapping[PlainReason, str]] = {
     "request": "leave that option out",
     "seed": "leave --seed out, or give --temperature 0",
     "target": "name another --strategy, or use a server that takes token ids, such as vLLM or llama-server",
-    "discovery": "try again, because the server did not answer in time what it can do",
+    "discovery": "try again: the server's capabilities were not found out in time",
     "baseline": "give a prompt with a longer answer",
     "not_worthwhile": "try other drafts and strategies; `llm-spec bench` compares them on your prompts",
     "not_measured": "give a prompt with a longer answer",
@@ -23,25 +23,28 @@ WHAT_TO_DO: Final[Mapping[PlainReason, str]] = {
     "refused": "name another --strategy",
     "retried": "try again",
     "draft_failed": "repair the draft, or give another --draft",
-    "nothing_drafted": "give a prompt whose text the answer repeats, or a model as --draft",
+    "nothing_drafted": "give a prompt whose text the answer repeats, or a --draft that is a model",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedAnswer:
-    """An answer, and the target's answer alone to the same request; None if nobody asked for that."""
+    """An answer, and the target's own answer to the same request or None."""
 
     result: SpeculativeResult
     plain: SpeculativeResult | None = None
 
     @property
     def is_same_text(self) -> bool | None:
-        """Whether both say the same; None if there is nothing to compare with."""
+        """True if both answers have the same text; None if there is nothing to compare with."""
         return None if self.plain is None else self.plain.content == self.result.content
 
     @property
     def clock_speedup(self) -> float | None:
-        """The target's time alone / the answer's; None if there is nothing to compare with, or no equal length."""
+        """The target's time alone / the answer's time.
+
+        None if there is nothing to compare with, or if the answers differ in text and length.
+        """
         if self.plain is None:
             return None
         has_equal_length = self.result.num_tokens is not None and self.result.num_tokens == self.plain.num_tokens
@@ -51,11 +54,11 @@ class ComparedAnswer:
 
     @property
     def what_to_do(self) -> str | None:
-        """What may make the target speculate the next time; None if it did, or was not to."""
+        """A way to make the target speculate; None if it did, or if none is known."""
         return None if self.result.plain_reason is None else WHAT_TO_DO.get(self.result.plain_reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         values = self.result.to_dict() | {"what_to_do": self.what_to_do}
         if self.plain is None:
             return values
@@ -66,9 +69,10 @@ class ComparedAnswer:
         }
 
     def describe(self) -> str:
-        """The same in a few lines for people."""
+        """Return the same in a few lines for people."""
         result, plain, clock = self.result, self.plain, self.clock_speedup
-        if plain is not None and clock is not None and result.speedup_range is None:  # the library has no figure
+        # without a figure of the library, the clock of this one comparison gives it
+        if plain is not None and clock is not None and result.speedup_range is None:
             plain_s, basis = plain.timings.total_s, "by the clock, one run of each"
             result = replace(result, plain_s=plain_s, plain_range_s=(plain_s, plain_s), speedup_basis=basis)
         lines = [result.summary()]
@@ -88,6 +92,6 @@ class ComparedAnswer:
 
 
 def describe_time(result: SpeculativeResult) -> str:
-    """What an answer took."""
+    """Return the number of tokens and the time of an answer."""
     tokens = "" if result.num_tokens is None else f"{result.num_tokens} tokens in "
     return f"{tokens}{result.timings.total_s:.3f} s"

@@ -21,7 +21,10 @@ _UNRECOGNIZED: Final = re.compile(r"unrecognized arguments: (--[^\s=]+)")
 
 
 class _SuggestingParser(argparse.ArgumentParser):
-    """Errors name the command, choice or option that was probably meant. Options are those of all commands."""
+    """An ArgumentParser whose errors suggest the command, choice or option that was probably meant.
+
+    `option_names` has the options of all commands.
+    """
 
     option_names: Final[list[str]] = []
 
@@ -38,7 +41,7 @@ class _SuggestingParser(argparse.ArgumentParser):
 
 
 def build_argument_parser() -> argparse.ArgumentParser:
-    """The parser of the command line; `command` says which command was named."""
+    """Build the parser of the command line; its `command` is the name of the command."""
     parser = _SuggestingParser(prog="llm-spec", description="Speculative decoding as async middleware.")
     parser.add_argument("--version", action="version", version=f"llm-spec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -54,8 +57,8 @@ def _add_run_arguments(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
         help="answer a prompt with a target and a draft",
-        description="Answers a prompt, and shows how and how fast. A server is first asked what it can do, and answers "
-        "once alone, to be timed; not if the output is a pipe, unless you give --compare or --json.",
+        description="Answers a prompt, and shows how and how fast. First it finds out what a server can do, and times "
+        "one answer of the server alone. It does neither if the output is a pipe, unless you give --compare or --json.",
     )
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
@@ -77,7 +80,7 @@ def _add_run_arguments(commands: _Commands) -> None:
         "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
     )
     run.add_argument(
-        "--temperature", type=float, metavar="T", help="0 is greedy (the target's default; --compare at a server: 0)"
+        "--temperature", type=float, metavar="T", help="0 is greedy (the target's default; 0 for --compare at a server)"
     )
     run.add_argument("--top-p", type=float, metavar="P")
     run.add_argument(
@@ -97,7 +100,7 @@ def _add_run_arguments(commands: _Commands) -> None:
 def _add_plan_arguments(commands: _Commands) -> None:
     plan = commands.add_parser(
         "plan",
-        help="estimate whether a draft would pay: time and money of each strategy",
+        help="estimate the time and cost of each strategy",
         description="Simulates the strategies with models of the given speeds and prices; no model is called. "
         "Speeds are assumed unless you give them or measure them with --measure.",
     )
@@ -123,31 +126,41 @@ def _add_plan_arguments(commands: _Commands) -> None:
 def _add_bench_arguments(commands: _Commands) -> None:
     bench = commands.add_parser(
         "bench",
-        help="measure on your own prompts what speculation gives",
+        help="measure the speedup on your own prompts",
         description="Every contender answers every prompt, in balanced order: the target alone, the target alone once "
-        "more (how much noise there is), each draft with each strategy, and other models. docs/bench.md says more.",
+        "more (this shows the noise), each draft with each strategy, and other models. See docs/bench.md.",
     )
     _add_bench_contenders(bench)
     _add_bench_prompts(bench)
-    bench.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts answered at once (%(default)s)")
     bench.add_argument(
-        "--warmup", type=int, default=0, metavar="N", help="requests to each decoder before it is timed (%(default)s)"
+        "--concurrency", type=int, default=1, metavar="N", help="prompts answered at the same time (%(default)s)"
+    )
+    bench.add_argument(
+        "--warmup", type=int, default=0, metavar="N", help="untimed first requests to each decoder (%(default)s)"
     )
     bench.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="runs of all prompts, each with new decoders (%(default)s)"
     )
-    bench.add_argument("--seed", type=int, default=0, metavar="N", help="of the order and of sampling (%(default)s)")
-    bench.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of an answer (%(default)s)")
     bench.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, so that texts compare (%(default)s)"
+        "--seed", type=int, default=0, metavar="N", help="the seed of the order and of sampling (%(default)s)"
     )
     bench.add_argument(
-        "--streams", type=int, default=4, metavar="N", help="requests to the target at once for an answer (%(default)s)"
+        "--max-tokens", type=int, default=256, metavar="N", help="maximum length of an answer (%(default)s)"
+    )
+    bench.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy: texts can be compared (%(default)s)"
+    )
+    bench.add_argument(
+        "--streams",
+        type=int,
+        default=4,
+        metavar="N",
+        help="maximum number of concurrent requests to the target for one answer (%(default)s)",
     )
     bench.add_argument(
         "--no-priming",
         action="store_true",
-        help="do not let the target read each prompt once before: then the contender that comes first pays for that",
+        help="do not send each prompt to the target in advance; the first contender then pays for reading it",
     )
     bench.add_argument(
         "--output", metavar="FILE", action="append", default=[], help="write FILE.html, .json or .csv; may be repeated"
@@ -161,14 +174,14 @@ def _add_bench_contenders(bench: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         action="append",
         default=[],
-        help="a draft; may be repeated (lookup, if nothing else)",
+        help="a draft; may be repeated (lookup, unless you give --contender)",
     )
     bench.add_argument(
         "--strategy",
         action="append",
         default=[],
         choices=list_strategy_choices(),
-        help="how each draft is verified; may be repeated (auto)",
+        help="a strategy for each draft; may be repeated (auto)",
     )
     bench.add_argument(
         "--contender",
@@ -189,17 +202,17 @@ def _add_bench_prompts(bench: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="prompts: JSON lines with prompt, messages or turns, or ShareGPT's format; may be repeated "
-        "(a small set that comes with the package)",
+        "(a small set in the package)",
     )
     bench.add_argument("--prompt", metavar="TEXT", action="append", default=[], help="a prompt; may be repeated")
-    bench.add_argument("--num-prompts", type=int, metavar="N", help="so many of them, drawn by the seed (all)")
-    bench.add_argument("--max-turns", type=int, metavar="N", help="turns of a conversation (all)")
+    bench.add_argument("--num-prompts", type=int, metavar="N", help="use N random prompts, drawn by the seed (all)")
+    bench.add_argument("--max-turns", type=int, metavar="N", help="use the first N turns of a conversation (all)")
 
 
 def _add_serve_arguments(commands: _Commands) -> None:
     parser = commands.add_parser("serve", help="serve OpenAI's and Anthropic's APIs, and a page")
     parser.add_argument(
-        "--config", metavar="FILE", help="a TOML file; without it the built-in pair is served as model builtin"
+        "--config", metavar="FILE", help="a TOML file (without one, the built-in pair is served as model builtin)"
     )
     parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="N", help="0 chooses a free port (8700)")
@@ -207,5 +220,5 @@ def _add_serve_arguments(commands: _Commands) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="open the models, call their servers once, and exit",
+        help="open the models, call each server once, and exit",
     )

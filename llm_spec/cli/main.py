@@ -1,4 +1,4 @@
-"""`llm-spec`: its commands; the modules of each are imported when it is called."""
+"""The entry point of `llm-spec`. The modules of a command are imported when it is called."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 2 for anything wrong with input or model, 130 for Ctrl-C."""
+    """Run the command line and return the exit code.
+
+    It is 0, or 2 for any error of the input or of a model, or 130 for Ctrl-C.
+    """
     try:
         arguments = build_argument_parser().parse_args(argv)
-        if arguments.command != "serve":  # a server's log is all that its operator sees
-            logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters has its own line
+        if arguments.command != "serve":  # the other commands print a line for all that matters
+            logging.getLogger("llm_spec").addHandler(logging.NullHandler())
         return _COMMANDS[arguments.command](arguments)
     except LlmSpecError as error:
         print(f"llm-spec: error: {strip_credentials(' '.join(str(error).split()))}", file=sys.stderr)
@@ -29,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nllm-spec: interrupted" if sys.stderr.isatty() else "llm-spec: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader has seen enough; keep the interpreter from complaining about it at exit
+    except BrokenPipeError:
+        # the reader closed the pipe; without this the interpreter would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,7 +1,8 @@
-"""`llm-spec plan`: what each strategy would take in time and money, before anything is paid for.
+"""`llm-spec plan`: estimate the time and cost of each strategy before paying for it.
 
-The strategies themselves are run, by virtual clock, against models that have the situation's latencies and know one
-random answer; prices turn their tokens into money. Of `tokens`, whose rounds take no waiting, it is the arithmetic.
+It runs the strategies themselves, by a virtual clock, against simulated models that have the
+scenario's latencies and know one random answer. Prices turn the tokens of these models into money.
+`tokens` runs in one process and waits for nothing, so its figures are computed directly.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ __all__ = [
 ]
 
 _NUM_SEEDS: Final = 6
-_LESS: Final = 1 - 1e-9  # times: more than rounding
-_WORDS_PER_LINE: Final = 10  # of a sentence
+_LESS: Final = 1 - 1e-9  # a smaller factor is less by more than rounding
+_WORDS_PER_LINE: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpeed:
-    """Seconds of a model until its first token, and between two tokens."""
+    """Seconds until a model's first token, and between two tokens."""
 
     first_token_s: float
     token_s: float
@@ -81,11 +82,15 @@ class ModelSpeed:
 class PlanScenario:
     """A pair and a request.
 
-    context, output: tokens of the prompt and of the answer. acceptance: how likely the target would have written a
-    drafted token (`judge`: a drafted sentence). read_token_s: seconds for a token of a prompt that is not cached.
-    predicted_speedup: how much faster than others predicted tokens come. round_trip_s is part of no other figure.
-    verify_token_s: what each further token makes a step of the target take longer that checks several,
-    max_lookahead: how many the draft proposes at most (both: `tokens`).
+    - `context`, `output`: tokens of the prompt and of the answer.
+    - `acceptance`: the probability that the target would have written a drafted token (for `judge`:
+      a drafted sentence).
+    - `round_trip_s`: seconds of the network for each call; the other figures do not include it.
+    - `read_token_s`: seconds to read a prompt token that is not cached.
+    - `predicted_speedup`: how many times as fast as other tokens the predicted ones come.
+    - `verify_token_s`: seconds that each further token adds to a step of the target that verifies
+      several (for `tokens`).
+    - `max_lookahead`: the most tokens that the draft proposes at a time (for `tokens`).
     """
 
     context: int
@@ -115,20 +120,23 @@ class PlanScenario:
 
 
 class AnswerEstimate(NamedTuple):
-    """The mean of a few answers: seconds, and money of target and draft together (None: a price is not known)."""
+    """The mean over a few answers: seconds, and the cost of target and draft together.
+
+    The cost is None if a price is not known.
+    """
 
     total_s: float
     cost: float | None
 
 
 def list_simulated_strategies() -> tuple[StrategyEntry, ...]:
-    """The strategies that can be simulated."""
+    """Return the strategies that can be simulated."""
     return tuple(entry for entry in get_strategies_by_name().values() if entry.simulation is not None)
 
 
 @cache
 def estimate_answer(name: str, scenario: PlanScenario) -> AnswerEstimate:
-    """What one answer takes by `plain` or a simulated strategy, in its decoder's first speculative request."""
+    """Estimate one answer by a strategy: a decoder's first speculative request."""
     strategy = find_strategy(name)
     if strategy.simulation == "steps":
         return _estimate_local_answer(scenario)
@@ -141,10 +149,13 @@ def estimate_answer(name: str, scenario: PlanScenario) -> AnswerEstimate:
 
 
 def _estimate_local_answer(scenario: PlanScenario) -> AnswerEstimate:
-    """Rounds of the fastest lookahead: drafted tokens count up to the first wrong one (arXiv 2211.17192)."""
+    """Estimate an answer of the fastest lookahead.
+
+    Drafted tokens count up to the first wrong one (arXiv 2211.17192).
+    """
     plain = estimate_answer(PLAIN.name, scenario)
     target, draft, right = scenario.target, scenario.draft, scenario.acceptance
-    fastest_s, drafted = target.token_s, 0.0  # for a token of the answer
+    fastest_s, drafted = target.token_s, 0.0  # per token of the answer
     for lookahead in range(1, scenario.max_lookahead + 1):
         num_emitted = sum(right**n for n in range(lookahead + 1))
         round_s = lookahead * (draft.token_s + scenario.verify_token_s) + target.token_s
@@ -161,7 +172,10 @@ def _estimate_local_answer(scenario: PlanScenario) -> AnswerEstimate:
 
 
 def find_break_even_acceptances(strategy: str, scenario: PlanScenario) -> tuple[float | None, float | None]:
-    """The lowest acceptance, in twentieths, from which on a strategy is faster, and cheaper, than plain; None: none."""
+    """Return the lowest acceptances at which a strategy is faster, and cheaper, than plain.
+
+    Both are in steps of 5 %, or None if there is no such acceptance.
+    """
     plain = estimate_answer(PLAIN.name, scenario)
     faster = cheaper = 21  # the lowest so far, in twentieths
     for num_twentieths in range(20, -1, -1):
@@ -188,7 +202,8 @@ def _simulate_answer_time_and_cost(
     strategy: StrategyEntry, scenario: PlanScenario, seed: int
 ) -> tuple[float, float | None]:
     answer = "".join(_generate_random_lines(scenario.output, random.Random(seed)))  # noqa: S311 - a reproducible text
-    prompt = " ".join(["one"] * scenario.context)  # also by its bytes, a quarter of a token each
+    # 4 bytes per token, as estimates from bytes assume
+    prompt = " ".join(["one"] * scenario.context)
     config = SpeculativeConfig(
         strategy=strategy.name,
         max_concurrent_streams=scenario.max_concurrent_streams,
@@ -204,7 +219,8 @@ def _simulate_answer_time_and_cost(
     request = ChatRequest.create(prompt, temperature=0.0)
     result = run_virtual(SpeculativeDecoder(target=target, draft=draft, config=config).decode(request))
     total_s = result.timings.total_s
-    if strategy.simulation == "batches":  # its target has read the prompt, which the first call does for all others
+    # the simulated target has read the prompt: the first call pays for that
+    if strategy.simulation == "batches":
         total_s += _compute_first_token_s(scenario) - scenario.target.token_s
     return total_s, result.cost.total
 
@@ -246,7 +262,7 @@ def _make_simulated_draft(kind: Simulation | None, scenario: PlanScenario, answe
 
 
 def _generate_random_lines(num_tokens: int, rng: random.Random) -> Iterator[str]:
-    """Lines of random words, of so many tokens together."""
+    """Yield lines of random words that have `num_tokens` tokens together."""
     while num_tokens > 0:
         num_words = max(1, min(_WORDS_PER_LINE, num_tokens - 2))
         words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(num_words)]
@@ -256,14 +272,17 @@ def _generate_random_lines(num_tokens: int, rng: random.Random) -> Iterator[str]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
-_COPIED_TOKENS: Final = 16  # of a draft that copies, at a time
+_COPIED_TOKENS: Final = 16  # tokens that a copying draft is asked for at a time
 _TARGET_SPEED: Final = ModelSpeed(first_token_s=0.5, token_s=1 / 60)
 _DRAFT_SPEED: Final = ModelSpeed(first_token_s=0.3, token_s=1 / 200)
-_COPYING_SPEED: Final = ModelSpeed(first_token_s=0.0, token_s=0.0)  # of a draft that asks no model
+_COPYING_SPEED: Final = ModelSpeed(first_token_s=0.0, token_s=0.0)  # of a draft that calls no model
 
 
 async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenario, tuple[float, ...]]:
-    """The situation that the arguments describe, measured where they say so, and the acceptance rates to show."""
+    """Return the scenario that the arguments describe, and the acceptance rates to show.
+
+    With `--measure`, the models are called and their speeds measured.
+    """
     scenario = PlanScenario(
         context=arguments.context,
         output=arguments.output,
@@ -290,7 +309,7 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
 
 
 def list_possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ...]:
-    """Those of `list_simulated_strategies` by which this target can verify this draft, as far as their names tell."""
+    """Return the simulated strategies that can verify this draft, judged by the models' names."""
     has = find_target_features(target)
     drafters = map(find_target_features, list_model_specs_of_draft(draft))
     is_local = "token_model" in (has or ()) and all("token_model" in (found or ()) for found in drafters)
@@ -306,7 +325,10 @@ def print_plan_table(
     strategies: tuple[StrategyEntry, ...],
     out: TextIO,
 ) -> None:
-    """Print the table; not to be called on a running event loop, for the strategies are run by a clock of their own."""
+    """Print the table.
+
+    Not to be called on a running event loop: the simulations run a loop of their own.
+    """
     target, draft = scenario.target, scenario.draft
     target_name, draft_name = map(strip_credentials, names)
     is_priced = scenario.target_price is not None and scenario.draft_price is not None
@@ -342,7 +364,11 @@ def print_plan_table(
 def describe_plan_advice(
     scenario: PlanScenario, acceptances: Sequence[float], strategies: Sequence[StrategyEntry]
 ) -> str:
-    """One line: the fastest strategy at each acceptance, of those that keep the target's own text, else plain."""
+    """Return one line with the fastest strategy at each acceptance, or plain.
+
+    Only strategies that keep the target's own text are considered. It is plain if none is much
+    faster.
+    """
     plain = estimate_answer(PLAIN.name, scenario)
     exact = [strategy.name for strategy in strategies if strategy.guarantee == "exact"]
     choices: dict[str, list[tuple[float, AnswerEstimate]]] = {}
@@ -355,13 +381,13 @@ def describe_plan_advice(
             choices.setdefault(f"--strategy {best}", []).append((acceptance, found[best]))
     if [*choices] == [PLAIN.name]:
         shares = _join_shares(acceptances)
-        return f"plain: no strategy that keeps the target's text is much faster where {shares} of the draft is right"
+        return f"plain: no strategy that keeps the target's text is much faster if {shares} of the draft is right"
     parts = [_describe_plan_choice(choice, estimates, plain) for choice, estimates in choices.items()]
     return f"use: {'; '.join(parts)}"
 
 
 def _describe_plan_choice(choice: str, estimates: Sequence[tuple[float, AnswerEstimate]], plain: AnswerEstimate) -> str:
-    where = f"where {_join_shares([acceptance for acceptance, _ in estimates])} of the draft is right"
+    where = f"if {_join_shares([acceptance for acceptance, _ in estimates])} of the draft is right"
     if choice == PLAIN.name:
         return f"{choice} {where}"
     gains = [f"{plain.total_s / found.total_s:.2f}x{_describe_cost_change(found, plain)}" for _, found in estimates]
@@ -388,7 +414,7 @@ def _format_break_even_acceptance(what: str, acceptance: float | None) -> str:
     if acceptance is None:
         return f"never {what}"
     share = {0.0: "any", 1.0: "all"}.get(acceptance, f"at least {acceptance:.0%}")
-    return f"{what} where {share} of the draft is right"
+    return f"{what} if {share} of the draft is right"
 
 
 def _format_model_speed(speed: ModelSpeed) -> str:
@@ -422,7 +448,7 @@ def _parse_model_speed(
 
 
 def _find_given_or_listed_price(argument: str | None, *names: str) -> Price | None:
-    """The price given, else that of the models of these names, if it is one."""
+    """Return the given price, or the listed one if all models of these names have the same."""
     if argument is not None:
         return parse_price(argument)
     found = {find_model_price(name, {}) for name in names}
@@ -432,7 +458,7 @@ def _find_given_or_listed_price(argument: str | None, *names: str) -> Price | No
 async def _measure_pair_by_short_answers(
     scenario: PlanScenario, target_name: str, draft_name: str, prompt: str
 ) -> PlanScenario:
-    """Both models' speeds, and how often the draft says what the target says, by a few short answers."""
+    """Measure both models' speeds and the draft's acceptance rate by a few short answers."""
     async with AsyncExitStack() as stack:
         target = open_provider(target_name)
         stack.push_async_callback(target.aclose)
@@ -455,7 +481,7 @@ async def _measure_pair_by_short_answers(
 
 
 async def _measure_copied_share(target: LlmProvider, draft: DraftProvider, prompt: str) -> float:
-    """How often a draft that copies has the next word right, all along the target's own answer."""
+    """Return the share of words of the target's own answer that a copying draft has right."""
     request = ChatRequest.create(prompt, max_tokens=_MEASURED_TOKENS)
     pieces = split_into_pieces((await SpeculativeDecoder(target=target, draft=None).decode(request)).content)
     num_pieces = num_right = num_missed = 0
@@ -477,7 +503,7 @@ async def _measure_copied_share(target: LlmProvider, draft: DraftProvider, promp
 async def _measure_local_draft(
     scenario: PlanScenario, target: LlmProvider, draft: DraftProvider, prompt: str
 ) -> PlanScenario:
-    """What an answer by `tokens` tells of the draft."""
+    """Measure the draft's acceptance rate and speed by an answer with `tokens`."""
     decoder = SpeculativeDecoder(target=target, draft=draft, config=SpeculativeConfig(strategy=TOKENS.name))
     result = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     stats = result.stats

@@ -1,4 +1,4 @@
-"""`llm-spec run`: answer a prompt, show how, and compare with the target alone."""
+"""`llm-spec run`: answer a prompt, show how it was done, and compare with the target alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ __all__ = ["answer_beside_plain", "run_prompt_command"]
 
 
 def run_prompt_command(arguments: argparse.Namespace) -> int:
-    """Answer, and report; the models are loaded before there is an event loop, which a long load would hold."""
+    """Answer a prompt and print the figures.
+
+    The models are loaded before an event loop runs, because a long load would block it.
+    """
     request, config = _build_prompt_request(arguments), _build_config(arguments)
     draft_name = None if config.strategy == PLAIN.name else arguments.draft
     names = strip_credentials(" and ".join(filter(None, (arguments.target, draft_name))))
@@ -49,7 +52,7 @@ def run_prompt_command(arguments: argparse.Namespace) -> int:
 
 
 def _has_figures(arguments: argparse.Namespace) -> bool:
-    """Whether anybody is shown figures; a pipe is given the answer alone."""
+    """Return True if figures are shown; a pipe gets the answer alone."""
     return bool(arguments.json or arguments.compare or sys.stdout.isatty())
 
 
@@ -114,7 +117,8 @@ async def _answer_and_close(
     try:
         decoder = SpeculativeDecoder(target=target, draft=draft, config=config)
         if arguments.compare and not decoder.is_target_local and request.sampling.temperature is None:
-            request = replace(request, sampling=replace(request.sampling, temperature=0.0))  # so that texts compare
+            # greedy answers can be compared as texts
+            request = replace(request, sampling=replace(request.sampling, temperature=0.0))
         screen = AnswerScreen(sys.stdout, silent=arguments.json)
         return await answer_beside_plain(
             decoder, request, screen, compares=arguments.compare, has_figures=_has_figures(arguments)
@@ -128,10 +132,11 @@ async def _answer_and_close(
 async def answer_beside_plain(
     decoder: SpeculativeDecoder, request: ChatRequest, screen: AnswerScreen, *, compares: bool, has_figures: bool
 ) -> ComparedAnswer:
-    """The answer, and the target's alone if the two are to be compared.
+    """Return the answer, and the target's answer alone if the two are to be compared.
 
-    If somebody sees figures, a server is asked what it can do and timed alone first: before that is known, a decoder
-    does not speculate. A model in this process is timed while it answers, so there the target alone comes last.
+    If figures are shown, a server is discovered and timed alone first, because a decoder does not
+    speculate before that. A model in this process is timed while it answers, so there the target
+    alone comes last.
     """
     plain, strategy = None, decoder.config.strategy
     if not decoder.is_target_local and strategy != PLAIN.name:
@@ -139,7 +144,7 @@ async def answer_beside_plain(
             await _discover_and_say_so(decoder)
             plain = await _time_target_alone_and_say_so(decoder, request)
         elif strategy != AUTO:
-            with suppress(TransientError):  # the answer will say so
+            with suppress(TransientError):  # the answer reports it
                 await decoder.discover()
     result = await _print_answer_as_it_comes(decoder, request, screen)
     if compares and plain is None:
@@ -152,18 +157,21 @@ async def answer_beside_plain(
 async def _discover_and_say_so(decoder: SpeculativeDecoder) -> None:
     name, began_s = decoder.target.name, now()
     try:
-        with Spinner(f"asking {name} what it can do", sys.stderr):
+        with Spinner(f"finding out what {name} can do", sys.stderr):
             await decoder.discover()
     except TransientError:
-        return  # the answer will say so
-    _say(f"asked {name} what it can do ({now() - began_s:.2f} s)")
+        return  # the answer reports it
+    _say(f"found out what {name} can do ({now() - began_s:.2f} s)")
 
 
 async def _time_target_alone_and_say_so(decoder: SpeculativeDecoder, request: ChatRequest) -> SpeculativeResult:
-    """The target's answer alone, from which the decoder learns its speed; the server has read the prompt before."""
+    """Time the target alone, which also tells the decoder its speed.
+
+    A request before it makes the server read the prompt.
+    """
     name, alone = decoder.target.name, replace(request, prediction=None)
     with Spinner(f"timing {name} alone", sys.stderr):
-        with suppress(InvalidRequestError):  # some servers refuse so short an answer
+        with suppress(InvalidRequestError):  # some servers refuse an answer of one token
             await SpeculativeDecoder(target=decoder.target, draft=None).decode(replace(alone, max_tokens=1))
         plain = await decoder.with_config(replace(decoder.config, strategy=PLAIN.name)).decode(alone)
     _say(f"timed {name} alone, with the prompt read before: {describe_time(plain)}")

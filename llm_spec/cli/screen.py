@@ -1,4 +1,4 @@
-"""What `llm-spec` shows: an answer as it comes, and that something is being waited for."""
+"""What `llm-spec` shows on a terminal: the answer as it arrives, a spinner and a progress bar."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LEGEND: Final[dict[Origin, str]] = {
     "plain": "plain step",
 }
 _FRAMES: Final = "|/-\\"
-_PATIENCE_S: Final = 0.2  # what ends sooner shows no spinner
+_PATIENCE_S: Final = 0.2  # no spinner is shown for shorter waits
 _FRAME_S: Final = 0.1
 _BAR_WIDTH: Final = 24
 
 
 class AnswerScreen:
-    """Where the answer appears: in colours on a terminal, as the text alone in a pipe or file."""
+    """Shows the answer: in colours on a terminal, as plain text in a pipe or file."""
 
     def __init__(self, out: TextIO, *, silent: bool) -> None:
         self._out = out
@@ -61,14 +61,14 @@ class AnswerScreen:
 
 
 def escape_control_characters(text: str) -> str:
-    """What a model wrote, unable to steer the terminal: control characters show as symbols."""
+    """Replace control characters, so that a model's text cannot control the terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() or c == "\u00a0" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class Spinner:
-    """A line on a terminal that moves while something is waited for, and is gone when it ends or is stopped.
+    """A moving line on a terminal that disappears when the `with` block ends or `stop` is called.
 
-    Elsewhere than on a terminal nothing is shown but the lines that stay. It is a `FetchDisplay`.
+    Without a terminal, only the lines of `print_line` are shown. It is a `FetchDisplay`.
     """
 
     def __init__(self, line: str, out: TextIO) -> None:
@@ -90,17 +90,17 @@ class Spinner:
         self.stop()
 
     def stop(self) -> None:
-        """Take the line away; also twice."""
+        """Remove the line; calling it twice is harmless."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def change_line(self, line: str) -> None:
-        """Say what is waited for now, from the next frame on."""
+        """Show another text from the next frame on."""
         self._line = line
 
     def print_line(self, line: str) -> None:
-        """Print a line that stays, above the one that moves."""
+        """Print a permanent line above the moving one."""
         with self._writing:
             self._take_line_away()
             self._out.write(f"{line}\n")
@@ -111,7 +111,7 @@ class Spinner:
             return
         for frame in itertools.cycle(_FRAMES):
             with self._writing:
-                # one that wraps could not be taken away
+                # a line that wraps could not be removed
                 line = f"{frame} {self._line} ..."[: shutil.get_terminal_size().columns - 1]
                 self._out.write(f"\r{line}{' ' * (self._width - len(line))}")
                 self._out.flush()
@@ -129,7 +129,10 @@ class Spinner:
 
 
 class ProgressBar:
-    """A line on a terminal that shows how much of known work is done, and is gone at the end; nothing elsewhere."""
+    """A line on a terminal that shows how much of the work is done, and disappears at the end.
+
+    Without a terminal, nothing is shown.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -146,7 +149,7 @@ class ProgressBar:
         self._rewrite_line("")
 
     def show_progress(self, num_done: int, num_planned: int, label: str) -> None:
-        """So many of so many are done, and this is being done."""
+        """Show that `num_done` of `num_planned` parts are done, and the label of the next."""
         share, taken_s = num_done / max(1, num_planned), time.monotonic() - self._began_s
         left = f", {_format_duration(taken_s / share - taken_s)} left" if share else ""
         filled = round(_BAR_WIDTH * share)

@@ -1,4 +1,4 @@
-"""`llm-spec serve`: arguments to a server."""
+"""`llm-spec serve`: start a server from the arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def serve_from_arguments(arguments: argparse.Namespace) -> int:
 
 
 def _describe_served_models(config: ServerConfig) -> str:
-    """The models of a config, and what each is made of."""
+    """Return the names of a config's models, each with its target and draft."""
     from llm_spec.decoder.entry_points import strip_credentials
 
     made_of = {name: model.target + f" with {model.draft}" * bool(model.draft) for name, model in config.models.items()}

@@ -1,4 +1,4 @@
-"""Short reprs, for those who print an object to see what is in it."""
+"""Short reprs for printing objects interactively."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CUTTER = _Cutter()
 
 
 def cut_repr(value: object) -> str:
-    """The repr of a value, without the middle of long texts and the end of long lists."""
+    """Return the repr of a value, without the middle of long texts and the end of long lists."""
     return _CUTTER.repr(value)
 
 
 def format_short_repr(self: Any) -> str:
-    """The `__repr__` of a dataclass that shows only what differs from the defaults, and cuts long values.
+    """Return a dataclass's `__repr__` with only non-default fields, and long values cut.
 
-    As for every dataclass, `field(repr=False)` is not shown.
+    Fields with `field(repr=False)` are not shown, as usual.
     """
     fields = [field for field in dataclasses.fields(self) if field.repr and not _has_default(self, field)]
     shown = [f"{field.name}={cut_repr(getattr(self, field.name))}" for field in fields]

@@ -1,4 +1,7 @@
-"""AnswerStream and SyncAnswerStream: what a decoder's `stream` returns. A loop reads it, in a `with` block or not."""
+"""AnswerStream and SyncAnswerStream, which a decoder's `stream` returns.
+
+Read them with a loop, with or without a `with` block.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class _ResultKeeper:
         return self._result
 
     def _check_has_not_ended(self) -> None:
-        """A second loop would silently see nothing."""
+        """Raise RuntimeError for a second loop, which would silently see nothing."""
         if self._has_ended:
             raise RuntimeError("this stream was read to its end, or closed; call `stream` again for another answer")
 
@@ -46,8 +49,8 @@ class AnswerStream(_ResultKeeper):
         async for event in decoder.stream("Hi"):
             ...
 
-    If a loop is left early and nothing else holds the stream, the event loop ends the answer in its next turns.
-    `aclose`, and the end of an `async with` block, wait until the answer has ended.
+    If a loop is left early and nothing else holds the stream, the event loop ends the answer in its
+    next turns. `aclose`, and the end of an `async with` block, wait until the answer has ended.
     """
 
     def __init__(self, open_events: Callable[[], AsyncGenerator[StreamEvent]]) -> None:
@@ -75,7 +78,7 @@ class AnswerStream(_ResultKeeper):
             raise
 
     async def aclose(self) -> None:
-        """End the answer, and wait until all that it opened is closed; twice is harmless."""
+        """End the answer, and wait until everything that it opened is closed; twice is harmless."""
         self._end()
         if self._events is not None:
             await self._events.aclose()
@@ -96,11 +99,12 @@ class AnswerStream(_ResultKeeper):
 
 
 def _close_with(stream: AnswerStream, events: AsyncGenerator[StreamEvent]) -> Callable[[], object]:
-    """Have a task close the events once nothing holds the stream, or once the function that this returns is called.
+    """Have a task close the events once nothing holds the stream; returns a way to do it now.
 
-    The event loop would do it without a task, but badly: at its end, and if the garbage collector finds the stream in a
-    circle of references, it closes each of the generators behind it at the same time, and they complain of each other.
-    `asyncio.run` waits for a task first, and what a task holds is not collected.
+    The event loop would close them without a task, but badly. At its end, or if the garbage
+    collector finds the stream in a reference cycle, it closes all generators behind the stream at
+    the same time, which raises errors in them. `asyncio.run` waits for a task first, and objects
+    that a task holds are not collected.
     """
     loop, is_released = asyncio.get_running_loop(), asyncio.Event()
     loop.create_task(_close_when_released(events, is_released))
@@ -113,7 +117,8 @@ async def _close_when_released(events: AsyncGenerator[StreamEvent], is_released:
     try:
         await is_released.wait()
     finally:
-        # if somebody is reading, the loop has ended; it has cancelled the reader, too, who closes them
+        # RuntimeError: a task reads the events at the end of the loop; it is cancelled, too, and
+        # closes them
         with suppress(RuntimeError):
             await events.aclose()
 
@@ -129,8 +134,8 @@ class SyncAnswerStream(_ResultKeeper):
         for event in decoder.stream("Hi"):
             ...
 
-    If a loop is left early and nothing else holds the stream, the answer ends before the next statement. `close`, and
-    the end of a `with` block, wait until the answer has ended.
+    If a loop is left early and nothing else holds the stream, the answer ends before the next
+    statement. `close`, and the end of a `with` block, wait until the answer has ended.
     """
 
     def __init__(self, events: Generator[StreamEvent]) -> None:
@@ -149,7 +154,7 @@ class SyncAnswerStream(_ResultKeeper):
             raise
 
     def close(self) -> None:
-        """End the answer, and wait until all that it opened is closed; twice is harmless."""
+        """End the answer, and wait until everything that it opened is closed; twice is harmless."""
         self._has_ended = True
         self._events.close()
 

@@ -1,4 +1,4 @@
-"""SpeculativeDecoder: request in, strategy chosen, verified events out. It is an LlmProvider itself."""
+"""SpeculativeDecoder, which chooses a strategy for each request and yields verified events."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, load_config
 __all__ = ["SpeculativeDecoder"]
 
 _NO_TIMEOUTS: Final = Timeouts()
-_TRIAL: Final = ChatRequest.create("discover")  # whose id the calls of trials carry
+_TRIAL: Final = ChatRequest.create("discover")  # trials carry the session id of this request
 
 T = TypeVar("T")
 P = TypeVar("P", bound=DraftProvider | LlmProvider | FeatureDiscovery)
@@ -73,9 +73,9 @@ P = TypeVar("P", bound=DraftProvider | LlmProvider | FeatureDiscovery)
 class SpeculativeDecoder:
     """A target that answers with the help of a draft.
 
-    Target and draft are providers (the caller closes them) or strings such as `builtin:target` (opened here, closed by
-    `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
-    `SyncDecoder` does the same for code without `await`.
+    Target and draft are providers, which the caller closes, or strings such as `builtin:target`,
+    which `aclose` closes. With a draft of None there is no speculation. Calls may run concurrently;
+    they share only the providers. Use `SyncDecoder` in code without `await`.
 
         async with SpeculativeDecoder(target="builtin:target", draft="builtin:draft") as decoder:
             result = await decoder.decode("def getregentry():", max_tokens=64)
@@ -94,7 +94,7 @@ class SpeculativeDecoder:
         self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider | FeatureDiscovery] = []
         self._target = self._register_to_close(open_provider(target)) if isinstance(target, str) else target
-        can = self._target.capabilities  # of which these two never change
+        can = self._target.capabilities  # these two never change
         self._is_target_local, self._target_has_whole_answers = can.token_model is not None, can.whole_answers
         self._discovery = self._register_to_close(FeatureDiscovery(self._target))
         self._breaker = CircuitBreaker(self._target.name, self.config.breaker)
@@ -106,20 +106,20 @@ class SpeculativeDecoder:
         self._calls = OpenCalls(f"decoder {self.name}")
 
     def with_config(self, config: SpeculativeConfig) -> SpeculativeDecoder:
-        """The same pair under another configuration.
+        """Return a decoder for the same pair with another configuration.
 
-        It shares the providers, what is known of how they fail, and what was learnt of their speed; closing it ends
-        its own answers alone.
+        It shares the providers, their failures, and the measurements of their speed. Closing it
+        ends only its own answers.
         """
         other = self._copy_owning_nothing()
         other._apply_config(config)  # noqa: SLF001 - it is one of us
         return other
 
     def copy_for_new_client(self) -> SpeculativeDecoder:
-        """The same pair for a group of callers who may see each other's answers: its draft remembers only theirs.
+        """Return a decoder for the same pair, for callers who may see each other's answers.
 
-        Failures of their target or draft open its circuit to them alone. As with `with_config`, closing it ends its
-        own answers alone.
+        Its draft remembers only the texts of these callers, and failures of their target or draft
+        open the circuit for them only. As with `with_config`, closing it ends only its own answers.
         """
         other = self._copy_owning_nothing()
         other._session_key = make_session_key()  # noqa: SLF001 - it is one of us
@@ -159,7 +159,7 @@ class SpeculativeDecoder:
     def _guard_draft(self, draft: DraftProvider | None) -> DraftProvider | None:
         breaker = self._draft_breaker
         if draft is None or breaker is None or self._is_target_local:
-            return draft  # what runs in this process needs no guard
+            return draft  # a draft in this process needs no guard
         return GuardedDraft(draft, breaker, self.config.limit, self.config.draft_timeout_s)
 
     def _register_to_close(self, opened: P) -> P:
@@ -173,27 +173,27 @@ class SpeculativeDecoder:
 
     @property
     def target(self) -> LlmProvider:
-        """The target as it was given, or opened; what is asked of it goes past the decoder."""
+        """The target as it was given or opened. Calls to it bypass the decoder."""
         return self._target
 
     @property
     def is_target_local(self) -> bool:
-        """Whether the target is a model in this process."""
+        """True if the target is a model in this process."""
         return self._is_target_local
 
     @property
     def is_target_circuit_open(self) -> bool:
-        """Whether the target failed so often that it is left alone for a while."""
+        """True if the target failed so often that it is not called for some time."""
         return self._breaker.is_open
 
     @property
     def is_draft_circuit_open(self) -> bool:
-        """The same of the draft."""
+        """True if the draft failed so often that it is not called for some time."""
         return self._draft_breaker is not None and self._draft_breaker.is_open
 
     @property
     def capabilities(self) -> Capabilities:
-        """The target's, without direct access to its tokens: that would leave the draft out."""
+        """The target's, without direct access to its tokens, which would bypass the draft."""
         return replace(
             self._target.capabilities,
             token_model=None,
@@ -204,11 +204,12 @@ class SpeculativeDecoder:
         )
 
     async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:
-        """Answer at once.
+        """Return the whole answer.
 
-        `request` is a text (one user message), chat messages, OpenAI chat dicts, or a whole ChatRequest; `options`
-        are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
-        this pair, and TargetError with the text so far; never for a draft. Cancelling it stops all of its work.
+        `request` is a text (one user message), chat messages, OpenAI chat dicts, or a ChatRequest;
+        `options` are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for
+        a strategy that cannot serve this pair, and TargetError with the text so far. A failing
+        draft never raises. Cancelling the call stops all of its work.
         """
         original_request = create_request_unless_given(request, options)
         if self._can_complete_at_once(original_request):
@@ -228,20 +229,21 @@ class SpeculativeDecoder:
     def stream(
         self, request: Messages | ChatRequest, *, rounds: bool = False, **options: Unpack[RequestOptions]
     ) -> AnswerStream:
-        """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
+        """Return the answer piece by piece. The last event, `SpeculativeFinish`, has the result.
 
-        Read it with `async for`; `AnswerStream` says when it is closed, and has the result, too.
-        `rounds=True` also gives the events of `Progress`: `AnswerStarted`, `Round`, `TargetStreamReport`,
-        `LocalTimings`, `Fallback`, `Retry`.
-        Arguments and errors are those of `decode`.
+        All text is verified. Read it with `async for`; `AnswerStream` explains when it is closed,
+        and has the result, too. `rounds=True` also gives the events of `Progress`: `AnswerStarted`,
+        `Round`, `TargetStreamReport`, `LocalTimings`, `Fallback`, `Retry`. Arguments and errors are
+        those of `decode`.
         """
         original_request = create_request_unless_given(request, options)
         return AnswerStream(partial(self._stream_answer_with_session_headers, original_request, rounds=rounds))
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
-        """The target's own chunks (`ChunkStreaming`): neither speculation nor retries, but the same caps and budgets.
+        """Return the target's own chunks (`ChunkStreaming`), without speculation or retries.
 
-        Raises UnsupportedError for a target that has none to give, and BudgetError where no budget is left.
+        Caps and budgets apply as in `decode`. Raises UnsupportedError if the target has no chunks
+        to pass on, and BudgetError if no budget is left.
         """
         return self._stream_metered_chunks(request, self._breaker)
 
@@ -251,7 +253,7 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         target = self._target
         if not isinstance(target, ChunkStreaming):
-            raise UnsupportedError(f"target {target.name} cannot pass its chunks on")
+            raise UnsupportedError(f"target {target.name} does not stream chunks; use `stream`")
         max_affordable_tokens = self._count_affordable_answer_tokens(request)
         num_choices = max(1, int(request.extra.get("n") or 1))
         if max_affordable_tokens is not None:
@@ -282,7 +284,7 @@ class SpeculativeDecoder:
             self._cost_tracker.settle_answer(allowance, counted.usage, None)
 
     async def collect_chunks(self, request: ChatRequest) -> list[Mapping[str, Any]]:
-        """All of `stream_chunks`; retried if the target fails for a passing reason."""
+        """Return all of `stream_chunks`; transient failures of the target are retried."""
         policy, breaker = self.config.retry, self._breaker.for_request()
 
         async def collect_chunks_once() -> list[Mapping[str, Any]]:
@@ -300,13 +302,14 @@ class SpeculativeDecoder:
     async def discover(self, feature: Feature | None = None) -> None:
         """Find out what the target can do; answers before that is known are plain.
 
-        Without a feature, all that the configured strategy needs of a server, or for `auto` what it compares. A
-        server that lacks it is no error: `plain_reason` says so. With one, as `Discoverable`: whether the target goes
-        on from a text is tried, and of its other features none are passed on. Raises TransientError where the server
-        cannot be reached, or cannot answer now, and ClosedError where the decoder is closed meanwhile.
+        Without a feature, this covers everything that the configured strategy needs of a server, or
+        for `auto` everything that it compares. If the server lacks it, no error is raised;
+        `plain_reason` says so. With a feature, as for `Discoverable`, this tests whether the target
+        can continue a text; a decoder exposes none of its other features. Raises TransientError if
+        the server cannot answer now, and ClosedError if the decoder is closed meanwhile.
         """
         self._calls.check_open()
-        # trials compare answers with each other, so a balancer is to keep their calls together
+        # trials compare answers with each other, so a load balancer must keep their calls together
         with bind_session_headers(self._build_session_headers(_TRIAL)):
             if feature is None:
                 has_tried = await discover_needed_features(self.config.strategy, self._target, self._discovery)
@@ -316,18 +319,18 @@ class SpeculativeDecoder:
             raise ClosedError(f"{self._target.name} could not be tried, because its decoder was closed")
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
-        """The answer as any provider gives it; `decode` says more."""
+        """Return the answer in the form of any provider; `decode` returns more."""
         return await complete_from_stream(self, request)
 
     async def aclose(self) -> None:
-        """End all answers with ClosedError, and close the providers that were opened here from strings.
+        """End all answers with ClosedError, and close the providers that were opened from strings.
 
-        Those that were given stay open. A closed decoder answers nothing any more.
+        Providers that were passed in stay open. A closed decoder answers no more requests.
         """
         async with AsyncExitStack() as stack:
             while self._owned:
                 stack.push_async_callback(self._owned.pop().aclose)
-            stack.push_async_callback(self._calls.aclose)  # the last of these is the first that is called
+            stack.push_async_callback(self._calls.aclose)  # the last one is called first
 
     def __repr__(self) -> str:
         draft = None if self._unguarded_draft is None else self._unguarded_draft.name
@@ -342,41 +345,41 @@ class SpeculativeDecoder:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    # ------------------------------------------------------------------------------------------ inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _count_affordable_answer_tokens(self, request: ChatRequest) -> int | None:
-        """How many tokens its answer may have by the budgets; None: there is none, and nothing to count."""
+        """Return how many tokens the budgets leave for an answer, or None if there is no budget."""
         tracker = self._cost_tracker
         return tracker.max_affordable_tokens(estimate_request_tokens(request)) if tracker.is_bounded else None
 
     def _apply_token_caps_and_seed(self, request: ChatRequest, max_affordable: int | None) -> ChatRequest:
-        """The request with this decoder's token caps and seed, where it brings none that binds more."""
+        """Return the request with the decoder's caps and seed, unless its own are tighter."""
         cap, sampling = self.config.max_total_tokens, request.sampling
         if cap is not None or max_affordable is not None:
             caps = [most for most in (cap, max_affordable, request.max_tokens) if most is not None]
-            extra = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}  # they would win
-            request = replace(request, max_tokens=max(1, min(caps)), extra=extra)  # at 0 no call is made
+            # limits in `extra` would override this one; at 0 no call is made
+            extra = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}
+            request = replace(request, max_tokens=max(1, min(caps)), extra=extra)
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._is_target_local:
-            seed = draw_random_seed()  # so that the result can tell it
+            seed = draw_random_seed()  # so that the result can report it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
     def _build_session_headers(self, request: ChatRequest) -> Mapping[str, str]:
-        """The headers that all calls for a request carry beside their own."""
+        """Return the headers that all calls for a request carry in addition to their own."""
         name = self.config.session_header
         if name is None:
             return {}
         return {name: request.session_id or derive_session_id(request, self._session_key)}
 
     def _iterate_with_session_headers(self, items: AsyncGenerator[T], request: ChatRequest) -> AsyncGenerator[T]:
-        """A generator whose calls are for a request."""
         headers = self._build_session_headers(request)
         return stream_with_session_headers(items, headers) if headers else items
 
     def _stream_answer_with_session_headers(
         self, original_request: ChatRequest, *, rounds: bool, is_whole: bool = False
     ) -> AsyncGenerator[StreamEvent]:
-        """The answer's events; `is_whole`: the caller goes by the last one alone."""
+        """Return the answer's events; with `is_whole` the caller reads only the last one."""
         call = self._calls.open_call()
         events = call.attach(self._stream_answer_by_strategy(original_request, call, rounds=rounds, is_whole=is_whole))
         return self._iterate_with_session_headers(events, original_request)
@@ -403,7 +406,7 @@ class SpeculativeDecoder:
                 call.reader = call.resume()
             try:
                 answer = self._stream_verified_answer(strategy_choice.ready, plain, target_call, is_whole=is_whole)
-                # a plain answer is compared with nothing, so it does not matter what its consumer takes
+                # a plain answer is compared with nothing, so its consumer's time does not matter
                 async with aclosing(
                     answer if strategy is PLAIN else recorder.iterate_and_time_consumer(answer)
                 ) as events:
@@ -419,7 +422,7 @@ class SpeculativeDecoder:
                                 raise
                             call.reader = call.resume()
             except BudgetError:
-                recorder.add_event(Finish("length", None, "budget"))  # what came before stays
+                recorder.add_event(Finish("length", None, "budget"))  # the text before it stays
             except BaseException as error:
                 call.partial_text = recorder.content
                 log_request_failure(call.explain(error), target_call)
@@ -439,7 +442,7 @@ class SpeculativeDecoder:
             yield SpeculativeFinish.from_finish(finish, result)
 
     async def _finish_trials(self, choice: StrategyChoice, target_call: TargetCall) -> None:
-        """After an answer that was plain because the target was not known yet."""
+        """Finish interrupted trials if the answer was plain because of them."""
         if choice.plain_reason == "discovery":
             await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
 
@@ -448,7 +451,7 @@ class SpeculativeDecoder:
         return AnswerStarted(strategy.name, recorder.text_guarantee.guarantee, self._target.name, draft_name)
 
     def _open_target_call_and_context(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:
-        """A request's target and draft, with their calls counted by the recorder. Its deadline begins now."""
+        """Open a request's target and draft with counted calls. Its deadline begins now."""
         target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
         target_call = TargetCall(target, self.config, recorder, self._breaker)
         draft = self._choose_draft(recorder.request)
@@ -465,7 +468,7 @@ class SpeculativeDecoder:
         return target_call, context
 
     async def _choose_strategy(self, target_call: TargetCall, context: StrategyContext) -> StrategyChoice:
-        """The strategy for a request; plain if its deadline comes while the target's features are discovered."""
+        """Choose a strategy; it is plain if the deadline comes during discovery."""
         choosing = choose_strategy(context, self.config.strategy, self._planner, discovery=self._discovery)
         began_s = now()
         chosen = await target_call.deadline.wait_for(choosing)
@@ -473,7 +476,6 @@ class SpeculativeDecoder:
         return chosen or StrategyChoice(PLAIN, plain_reason="discovery")
 
     def _make_no_budget_finish(self, recorder: AnswerRecorder) -> SpeculativeFinish:
-        """The end of an answer that no budget was left for. No call was made."""
         nothing = Finish("length", Usage(), "budget")
         recorder.add_event(nothing)
         return SpeculativeFinish.from_finish(
@@ -481,7 +483,7 @@ class SpeculativeDecoder:
         )
 
     def _log_event_and_check_is_shown(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
-        """Log an event that tells of progress; gives whether the caller is given the event."""
+        """Log a progress event; returns True if the caller gets the event."""
         if isinstance(event, Progress):
             log_progress(event, target_call)
             return rounds
@@ -490,7 +492,7 @@ class SpeculativeDecoder:
     def _build_and_record_result(
         self, strategy_choice: StrategyChoice, recorder: AnswerRecorder, target_call: TargetCall, finish: Finish
     ) -> SpeculativeResult:
-        """The result of an answer that has come to its end, for the caller, the planner and the statistics."""
+        """Build the result of an ended answer, and add it to the planner and the statistics."""
         strategy = strategy_choice.strategy
         if self._is_target_local and (strategy is PLAIN or strategy.is_local):
             recorder.add_plain_steps_to_baseline(self._planner.baseline)
@@ -507,7 +509,7 @@ class SpeculativeDecoder:
         return result
 
     def _choose_draft(self, request: ChatRequest) -> DraftProvider | None:
-        """What drafts an answer: the request's own prediction first, unless the target takes predictions itself."""
+        """Return the draft; the request's prediction comes first, unless the target takes it."""
         if not request.prediction or self._target.capabilities.prediction:
             return self._draft
         from llm_spec.drafting.cascade import CascadeDraft  # late, since these bring numpy
@@ -520,13 +522,12 @@ class SpeculativeDecoder:
         return draft is not None or self.config.strategy not in (AUTO, PLAIN.name)
 
     def _can_complete_at_once(self, request: ChatRequest) -> bool:
-        """Whether the answer may be requested whole: nothing verifies, times, counts or keeps its pieces."""
+        """Return True if nothing verifies, times, counts or keeps the pieces of an answer."""
         if not self._may_complete_at_once or self._cost_tracker.is_bounded:
             return False
         return not self._can_speculate(self._choose_draft(request))
 
     async def _complete_at_once(self, original_request: ChatRequest) -> SpeculativeResult:
-        """The target's own answer in one call, under the same rules."""
         recorder = AnswerRecorder(self._apply_token_caps_and_seed(original_request, None))
         target_call = TargetCall(self._target, self.config, recorder, self._breaker)
         log_request_start(PLAIN, target_call)
@@ -564,18 +565,17 @@ class SpeculativeDecoder:
     def _stream_verified_answer(
         self, speculation: ReadyStrategy | None, plain: ReadyStrategy, target_call: TargetCall, *, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
-        """The answer's events, up to its Finish or the deadline."""
         if speculation is not None:
             return target_call.stream_answer_events(speculation.run, plain.run, is_whole=is_whole)
         run = plain.run
-        if self._can_speculate(target_call.recorder.draft_name):  # what speculation gives will be compared with this
+        if self._can_speculate(target_call.recorder.draft_name):  # later answers compare with it
             run = partial(record_plain_answer_times, run, self._planner.pair_stats, target_call.recorder.request)
         return target_call.stream_answer_events(run, None, is_whole=is_whole)
 
     def _build_decoder_finish(
         self, recorder: AnswerRecorder, target_call: TargetCall, original_request: ChatRequest
     ) -> Finish:
-        """How the answer ended, in this decoder's words."""
+        """Return the end of the answer, with the decoder's own limits as its reason."""
         if target_call.is_deadline_reached:
             return Finish("length", None, "deadline")
         finish = recorder.finish
@@ -588,7 +588,7 @@ class SpeculativeDecoder:
         return finish
 
     def _find_reached_token_limit(self, recorder: AnswerRecorder, requested: int | None) -> StoppedBy | None:
-        """Which limit of tokens ended an answer; None: one that only the target's server knows."""
+        """Return the token limit that ended an answer, or None if only the server knows it."""
         cap, num_tokens = recorder.request.max_tokens, recorder.num_counted_tokens
         if cap is not None and (num_tokens is None or num_tokens >= cap):
             if cap == requested:

@@ -1,4 +1,4 @@
-"""Recording: the events of one request on their way to a SpeculativeResult."""
+"""AnswerRecorder: collects the events of one request and builds its SpeculativeResult."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_TIMINGS: Final = LocalTimings(0.0, 0.0)
 
 
 class _Comparison(NamedTuple):
-    """What the target alone takes for an answer: by an estimate, between which bounds, and by which measurement."""
+    """The target's time alone for an answer: an estimate, its bounds, and its basis."""
 
     plain_s: float | None = None
     range_s: SecondsRange | None = None
@@ -57,10 +57,10 @@ class _Comparison(NamedTuple):
 
 
 class AnswerRecorder:
-    """One request's events, added as they come; the event loop's clock starts when it is made.
+    """Collects one request's events. The event loop's clock starts when it is made.
 
-    Its target and its draft are to be called through `target_meter` and `draft_meter`, which hold of the allowance what
-    they use.
+    The request's target and draft must be called through `target_meter` and `draft_meter`, which
+    charge the allowance.
     """
 
     def __init__(self, request: ChatRequest, cost_tracker: CostTracker | None = None) -> None:
@@ -78,9 +78,10 @@ class AnswerRecorder:
         )
         self._clock = get_loop_clock()
         self._started_s = self._clock()
-        self.draft_name: str | None = None  # of what drafts for this request; None: nothing does
-        self.consumer_wait_s = 0.0  # that the consumer of the events took
-        self.is_read_from_scores = False  # whether what rounds confirm is read off scores, not written
+        self.draft_name: str | None = None  # the draft of this request, or None
+        self.consumer_wait_s = 0.0  # the time that the consumer of the events took
+        # True if rounds confirm tokens by scores instead of writing them
+        self.is_read_from_scores = False
         self.choosing_strategy_s = 0.0  # feature discovery, before the target was called
         self._first_text_s: float | None = None
         self._texts: list[TextDelta] = []
@@ -90,7 +91,8 @@ class AnswerRecorder:
         self._order = AnswerOrder()
         self._rounds: list[Round] = []
         self._fallbacks: list[Fallback] = []
-        self.was_speculation_refused = False  # by the target, which was then called without speculation
+        # by the target, which was then called without speculation
+        self.was_speculation_refused = False
         self._retries: list[Retry] = []
         self._weakened: list[GuaranteeWeakened] = []
         self._other_deltas: list[StreamEvent] = []  # of the answer, but not text
@@ -103,7 +105,7 @@ class AnswerRecorder:
         return "".join([delta.text for delta in self._texts])
 
     def _join_text_logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """Those of the text; None where they were not requested, or the server does not send them."""
+        """Return the text's logprobs, or None if they were not requested or not sent."""
         if self.request.top_logprobs is None:
             return None
         found = [delta.logprobs for delta in self._texts if delta.logprobs is not None]
@@ -117,29 +119,29 @@ class AnswerRecorder:
 
     @property
     def has_output(self) -> bool:
-        """Whether anything of the answer has been emitted."""
+        """True if any part of the answer has been emitted."""
         return bool(self._texts or self._reasoning or self._calls or self._details)
 
     @property
     def is_refused_by_budget(self) -> bool:
-        """Whether it ended before any call was made, because no budget was left."""
+        """True if it ended before any call was made, because no budget was left."""
         is_cut = self.finish is not None and self.finish.stopped_by == "budget"
         return is_cut and not self.target_meter.num_calls
 
     @property
     def billed_tier(self) -> str | None:
-        """What the server says it served, if that may cost something else."""
+        """The tier that the server says it served, if its price may differ."""
         finish = self.finish
         return None if finish is None else get_billed_tier(finish.service_tier, finish.speed)
 
     @property
     def is_continued(self) -> bool:
-        """Whether the answer broke off and went on by another call."""
+        """True if the answer broke off and another call continued it."""
         return any(retry.is_continued for retry in self._retries)
 
     @property
     def num_counted_tokens(self) -> int | None:
-        """Tokens of the answer, where they were counted or have ids; None: only their text is known."""
+        """Tokens of the answer, or None if they were not counted and some have no ids."""
         usage = None if self.finish is None else self.finish.usage
         if usage is not None:
             return self._num_tokens_before_break + usage.output_tokens + usage.approved_output_tokens
@@ -148,14 +150,16 @@ class AnswerRecorder:
 
     @property
     def usage(self) -> Usage | None:
-        """What all calls of the target read and wrote, what of that it would not have alone, and what was predicted.
+        """Tokens of all calls of the target, or None if the only call was not counted.
 
-        None where the only call came to its end and was not counted.
+        It also has the tokens that the target alone would not have needed, and those of a
+        prediction. A call that broke off is always counted.
         """
         usage = self._sum_target_usage()
         if usage is None or not self.request.prediction:
             return usage
-        if usage.accepted_prediction_tokens or usage.rejected_prediction_tokens:  # its provider has counted them
+        # the provider counted them
+        if usage.accepted_prediction_tokens or usage.rejected_prediction_tokens:
             return usage
         stats = SpeculativeStats.from_rounds(self._rounds)
         return replace(
@@ -196,28 +200,29 @@ class AnswerRecorder:
         )
 
     def _is_unwritten_by_target(self, delta: TextDelta) -> bool:
-        """Whether the target did not write it, where that can be."""
+        """Return True if the target did not write the text, for strategies that allow that."""
         return delta.origin != "plain" if self.is_read_from_scores else delta.origin == "accepted"
 
     @property
     def draft_usage(self) -> Usage | None:
-        """What all calls of the draft read and wrote; None: it was not called."""
+        """Tokens that all calls of the draft read and wrote, or None if it was not called."""
         if self.draft_meter.num_calls:
             return self.draft_meter.usage
         if self.finish is not None and self.finish.draft_usage is not None:
             return self.finish.draft_usage
-        num_drafted = self.target_meter.num_drafted_tokens  # by a model in this process, for an answer that was cut
+        # by a local model, for an answer that was cut off
+        num_drafted = self.target_meter.num_drafted_tokens
         return Usage(output_tokens=num_drafted) if num_drafted else None
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether the answer has as many tokens as it may."""
+        """True if the answer has as many tokens as the request allows."""
         return self.request.max_tokens is not None and self._num_emitted_tokens >= self.request.max_tokens
 
     def build_rest_request(self) -> ChatRequest | None:
-        """The request for what follows the text so far, without that text; None where no request says that.
+        """Return the request for the rest of the answer, or None if no request can ask for it.
 
-        Tokens are counted as the pieces that came, where their ids are not known.
+        The text so far is not in it. Tokens without ids are counted as the pieces that came.
         """
         request = self.request
         if self._reasoning or self._calls or self.has_all_tokens or find_multi_call_refusal(request) is not None:
@@ -226,7 +231,10 @@ class AnswerRecorder:
         return replace(request, max_tokens=left)
 
     def discard_answer(self) -> None:
-        """Forget the answer so far, of which nothing was emitted. What its calls read and wrote stays counted."""
+        """Forget the answer so far. The tokens of its calls stay counted.
+
+        None of the answer may have been emitted.
+        """
         self._first_text_s = None
         self._num_tokens_before_break = 0
         for kept in (self._texts, self._reasoning, self._other_deltas, self._rounds, self._weakened):
@@ -239,7 +247,7 @@ class AnswerRecorder:
         return all(delta.origin == "plain" for delta in self._texts)
 
     def _find_approved_spans(self) -> tuple[tuple[int, int], ...]:
-        """Where text was accepted, neighbours joined."""
+        """Return the ranges of accepted text, with neighbours joined."""
         spans: list[tuple[int, int]] = []
         end = 0
         for delta in self._texts:
@@ -252,7 +260,7 @@ class AnswerRecorder:
         return tuple(spans)
 
     async def iterate_and_time_consumer(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-        """`events`, adding up what their consumer takes; closed with them."""
+        """Yield `events` and add up the time that their consumer takes; closes them at the end."""
         seconds = self._clock
         async with aclosing(events):
             async for event in events:
@@ -261,7 +269,7 @@ class AnswerRecorder:
                 self.consumer_wait_s += seconds() - given_s
 
     def add_event(self, event: StreamEvent) -> None:
-        """Take in one event."""
+        """Add an event."""
         if isinstance(event, TextDelta):  # nearly always
             if self._first_text_s is None:
                 self._first_text_s = self._clock() - self._started_s
@@ -307,7 +315,7 @@ class AnswerRecorder:
                 pass
 
     def add_response(self, response: ChatResponse) -> None:
-        """Take in an answer that came whole."""
+        """Add an answer that came whole."""
         if response.reasoning:
             self.add_event(ReasoningDelta(response.reasoning))
         if response.content:
@@ -325,13 +333,13 @@ class AnswerRecorder:
         )
 
     def add_plain_steps_to_baseline(self, baseline: TargetSpeedBaseline) -> None:
-        """Add the plain steps of this answer, by a model in this process."""
+        """Add this answer's plain steps, which a model in this process made, to the baseline."""
         if self.finish is not None and self.finish.usage is not None:
             num_concurrent = self._local_timings.num_concurrent
             baseline.add_plain_steps(self.finish.usage.input_tokens, self._rounds, num_concurrent=num_concurrent)
 
     def _find_kept_guarantee(self) -> TextGuarantee:
-        """What holds for the text as it has come about."""
+        """Return the guarantee that holds for the text."""
         text_guarantee = self.text_guarantee
         if text_guarantee.guarantee == "judged" and self._is_all_written_by_target:
             # the target got the caller's request, and nothing else
@@ -350,7 +358,7 @@ class AnswerRecorder:
         cost_tracker: CostTracker,
         pair_stats: PairStats,
     ) -> SpeculativeResult:
-        """The whole, now that it has ended."""
+        """Build the result of the ended answer."""
         total_s = self._clock() - self._started_s
         stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
@@ -402,7 +410,7 @@ class AnswerRecorder:
     def _find_plain_reason(
         self, strategy_choice: StrategyChoice, pair_stats: PairStats
     ) -> tuple[PlainReason | None, str | None]:
-        """Why nothing was speculated, and more of it; two Nones where something was."""
+        """Return why nothing was speculated, and the detail; both None if something was."""
         if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
             return strategy_choice.plain_reason, strategy_choice.plain_detail
         if any(report.num_draft_tokens for report in self._rounds):
@@ -414,7 +422,7 @@ class AnswerRecorder:
         return self._find_unverified_reason(strategy_choice.strategy, pair_stats), None
 
     def _find_unverified_reason(self, strategy: StrategyEntry, pair_stats: PairStats) -> PlainReason | None:
-        """Why nothing that was drafted was verified, or nothing was drafted; None: nobody knows."""
+        """Return why no drafted token was verified, or none drafted; None if that is not known."""
         drafted = self.draft_usage
         if not strategy.reports_drafts:
             return None
@@ -425,12 +433,13 @@ class AnswerRecorder:
         if drafted is None or not drafted.output_tokens:
             return "nothing_drafted"
         verification = pair_stats.streams if strategy.simulation == "streams" else pair_stats.rows
-        return "not_worthwhile" if verification.is_measured else "not_verified"  # it was weighed within the answer
+        # if it is measured, the answer itself has compared it with the target alone
+        return "not_worthwhile" if verification.is_measured else "not_verified"
 
     def _compare_with_plain(
         self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: TargetSpeedBaseline
     ) -> _Comparison:
-        """What the target alone takes for this answer."""
+        """Estimate the target's time alone for this answer."""
         if strategy_choice.plain_reason in ("configured", "no_draft"):
             return _Comparison()  # there was nothing to gain
         if strategy_choice.strategy is PLAIN:
@@ -456,18 +465,21 @@ class AnswerRecorder:
         return _Comparison(max(found.plain_s, least_s), range_s, found.basis)
 
     def _count_tokens_to_compare(self, usage: Usage | None, baseline: TargetSpeedBaseline) -> int:
-        """Tokens of this answer, counted as those of the target's own answers are."""
+        """Count this answer's tokens in the way of the target's own answers."""
         if not baseline.is_counted:
             return len(split_into_pieces(self.content)) + sum(map(count_answer_tokens_in_event, self._other_deltas))
         if usage is None:
             return self._num_emitted_tokens
         num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
-        if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
+        if self.text_guarantee.guarantee == "judged":  # approved text is counted in pieces
             num_tokens += round((baseline.tokens_per_piece - 1.0) * usage.approved_output_tokens)
         return num_tokens
 
     def _compare_with_plain_steps(self, num_tokens: int, total_s: float, baseline: TargetSpeedBaseline) -> _Comparison:
-        """The same answer in plain steps: what is part of neither a round nor the draft takes as long with them."""
+        """Estimate the same answer in plain steps.
+
+        Time that belongs neither to a round nor to the draft stays the same.
+        """
         num_prompt = 0 if self.finish is None or self.finish.usage is None else self.finish.usage.input_tokens
         local, num_rounds = self._local_timings, max(1, len(self._rounds))
         steps_s = baseline.estimate_plain_steps_s(num_prompt, num_tokens, num_concurrent=local.num_concurrent)

@@ -1,4 +1,4 @@
-"""SpeculativeResult: what a request gave and what it took."""
+"""SpeculativeResult: a whole answer, how it was made, and what it cost."""
 
 from __future__ import annotations
 
@@ -85,9 +85,11 @@ _NO_SPEED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds of this process's clock. `first_text_s` and `total_s` count from the request, None where nothing came.
+    """Seconds of this process's clock.
 
-    `draft_s` and `verify_s` are inside the rounds; `other_s` is what is left: prompt reading and this library.
+    `first_text_s` and `total_s` count from the request; `first_text_s` is None if no text came.
+    `draft_s` and `verify_s` are inside the rounds; `other_s` is the rest: prompt reading and this
+    library.
     """
 
     total_s: float
@@ -99,33 +101,43 @@ class Timings:
 
     @property
     def other_s(self) -> float:
-        """Time outside rounds (a concurrent draft can make the parts exceed the whole: then 0)."""
+        """Time outside rounds; 0 if the parts of a concurrent draft exceed the whole."""
         return max(0.0, self.total_s - self.draft_s - self.verify_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeResult:
-    """A whole answer, how it came about, and what it took.
+    """A whole answer, how it was made, and what it took.
 
-    `guarantee` is the strategy's promise, or what was left of it (`GuaranteeWeakened`). `same_text`: with this seed (or
-    greedily) the target alone would have given this very text, on this machine. `usage` is what
-    all calls of the target read and wrote, `draft_usage` what those of the draft did, None where not counted. Calls
-    that their providers counted are as they said; those that broke or were left count what was sent and what came.
-    `stopped_by` is None where the target did not say what ended the answer, or ended it by a limit of its own.
-    `stop_string` is the stop string that did, where it is known. `service_tier` and `speed` are those that the target's
-    server says it served, in its own words, `response_id` is that server's for the answer.
-    `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
-    `fallbacks` say why drafts were dropped, `retries` why the target was called again.
-    `plain_s` is an estimate of what the target alone takes for this answer, by the measurement that `speedup_basis`
-    names; None: there is none yet. `plain_range_s`: between which times that is; None where the measurement is too
-    little or too unsteady to tell. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail`
-    more of it; None: something was.
-    `reasoning_events` are the reasoning as it came, with what its provider needs back with the next turn. `details` are
-    parts of the answer that this library does not read. `order` has the parts of the answer as they came, where that is
-    not reasoning, then text, then calls.
-    `logprobs`: one for each token of `content`, if the request has `top_logprobs`. Tokens of reasoning
-    and tool calls have none, nor those that a stop string cut off.
-    `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
+    - `stopped_by`: the limit or stop string that ended the answer. None if the target did not say,
+      or ended it by a limit of its own. `stop_string` is the stop string, if known.
+    - `guarantee`: the strategy's promise, or what was left of it (`GuaranteeWeakened`).
+    - `same_text`: True if, with this seed or greedily, the target alone would have given exactly
+      this text on this machine.
+    - `rounds`, `stats`: the rounds of drafting and verification, and their sums.
+    - `usage`, `draft_usage`: tokens that all calls of the target, and of the draft, read and wrote;
+      None if not counted. The provider's own count is used if there is one. Calls that broke off or
+      were abandoned count what was sent and received.
+    - `fallbacks`, `retries`: why drafts were dropped, and why the target was called again.
+    - `logprobs`: one for each token of `content`, if the request has `top_logprobs`. Tokens of
+      reasoning and tool calls have none, nor those that a stop string cut off.
+    - `reasoning_events`: the reasoning as it came, with the data that its provider needs back in
+      the next turn.
+    - `approved_spans`: ranges of characters of `content` that the target approved but did not write
+      (`judge`).
+    - `plain_s`: an estimate of the target's time alone for this answer, by the measurement that
+      `speedup_basis` names; None if there is none yet.
+    - `plain_range_s`: the bounds of that time; None if there are too few measurements, or if they
+      are too unsteady.
+    - `plain_reason`: why nothing was speculated (`PLAIN_REASONS`), with details in `plain_detail`;
+      None if something was.
+    - `lookahead`: the state of a local model's lookahead policy at the end
+      (`LookaheadController.describe`).
+    - `details`: parts of the answer that this library does not read.
+    - `order`: the parts of the answer as they came, if that is not reasoning, then text, then
+      calls.
+    - `service_tier`, `speed`: the ones that the target's server says it served, in its own words.
+    - `response_id`: the server's id of the answer.
     """
 
     content: str
@@ -165,7 +177,7 @@ class SpeculativeResult:
 
     @property
     def refusal(self) -> str:
-        """What the model says to refuse, which is no part of `content`; "" where it does not."""
+        """The model's text of a refusal, or "" if it does not refuse. It is not in `content`."""
         return "".join(detail.refusal for detail in self.details)
 
     @property
@@ -180,7 +192,7 @@ class SpeculativeResult:
         )
 
     def iterate_answer(self) -> Iterator[TextDelta | ReasoningDelta | ToolCallDelta | AnswerDetail]:
-        """The answer's parts in the order in which they came, each as one piece; details follow the first text."""
+        """Yield the answer's parts in order, each as one piece; details follow the first text."""
         calls: list[AnswerPart] = [("call", index) for index in range(len(self.tool_calls))]
         usual: list[AnswerPart] = [("reasoning", len(self.reasoning)), ("text", len(self.content)), *calls]
         reasoning, content = io.StringIO(self.reasoning), io.StringIO(self.content)
@@ -199,16 +211,17 @@ class SpeculativeResult:
 
     @property
     def speedup(self) -> float | None:
-        """The target's time alone / the whole time taken, by `plain_s`; 1 for the target's own answer.
+        """The target's time alone (`plain_s`) / the time taken; 1 for the target's own answer.
 
-        Less for one that waited until it was known what the target can do. None where the former is not known well
-        enough, and where nothing could be speculated (`configured`, `no_draft`).
+        It is less than 1 for an own answer that first waited for the discovery of the target. It is
+        None if `plain_s` is not known well enough, and if nothing could be speculated
+        (`configured`, `no_draft`).
         """
         return None if self.plain_s is None or self.speedup_range is None else self.plain_s / self.timings.total_s
 
     @property
     def speedup_range(self) -> tuple[float, float] | None:
-        """Between which values `speedup` is; None as for it."""
+        """The bounds of `speedup`; None if it is."""
         if self.plain_range_s is None or not self.timings.total_s:
             return None
         least_s, most_s = self.plain_range_s
@@ -216,7 +229,10 @@ class SpeculativeResult:
 
     @property
     def time_saved_s(self) -> float | None:
-        """Seconds saved against the target alone, negative when speculation lost time; None as for `speedup`."""
+        """Seconds saved against the target alone, negative if speculation lost time.
+
+        None if `speedup` is.
+        """
         return None if self.plain_s is None or self.speedup is None else self.plain_s - self.timings.total_s
 
     @property
@@ -228,11 +244,14 @@ class SpeculativeResult:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens of the answer; None: they were not counted."""
+        """Tokens of the answer, or None if they were not counted."""
         return None if self.usage is None else self.usage.answer_tokens
 
     def to_report(self) -> dict[str, Any]:
-        """How the answer came about, as JSON values: what servers and adapters tell beside an answer and its usage."""
+        """Return how the answer was made, as JSON values.
+
+        Servers and adapters send this beside an answer and its usage.
+        """
         stats, speedup_range = self.stats, self.speedup_range
         plain_s, basis = (None, None) if speedup_range is None else (self.plain_s, self.speedup_basis)
         return {
@@ -264,7 +283,7 @@ class SpeculativeResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values; `logprobs` if they were requested."""
+        """Return everything as JSON values; `logprobs` only if they were requested."""
         return {
             "content": self.content,
             **({} if self.logprobs is None else {"logprobs": [_logprob_to_dict(logprob) for logprob in self.logprobs]}),
@@ -283,7 +302,7 @@ class SpeculativeResult:
         }
 
     def summary(self) -> str:
-        """A line or two for people."""
+        """Return a few lines for people."""
         money = self._describe_cost()
         counts = f"{self._describe_counts()}, {self.timings.total_s:.3f} s"
         last = "" if money is None else f"\ncost {money}"
@@ -295,7 +314,7 @@ class SpeculativeResult:
         return f"<SpeculativeResult {cut_repr(answer)}, {self.strategy} ({self.guarantee}): {counts}>"
 
     def _repr_markdown_(self) -> str:
-        """The answer and a table of figures, as a notebook shows it."""
+        """Return the answer and a table of figures for a notebook."""
         rows = {
             "strategy": f"{self.strategy} ({self.guarantee})",
             "tokens": self._describe_counts(),
@@ -310,7 +329,7 @@ class SpeculativeResult:
     def _describe_counts(self) -> str:
         if self.rounds:
             return self.stats.summary()
-        # a remote target alone: only it knows
+        # only a remote target itself counts its tokens
         return "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
 
     def _describe_cost(self) -> str | None:
@@ -344,7 +363,7 @@ class SpeculativeFinish(Finish):
 
     @classmethod
     def from_finish(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
-        """A strategy's end with the result."""
+        """Make it of a strategy's end and the result."""
         return cls(
             finish.finish_reason,
             result.usage,
@@ -363,11 +382,16 @@ _NO_TOKENS: Final = (0,) * len(_USAGE_FIELDS)
 
 
 class DecoderStats:
-    """Sums over the requests that a decoder has answered; one that failed or was left early is not among them.
+    """Sums over a decoder's answers, without those that failed or were left early.
 
-    `strategies` and `plain_reasons` count requests. `rounds` adds up the rounds, `usage` and `draft_usage` the tokens
-    of target and draft. `compared_s` is the time of the requests whose speedup is known, `plain_s` the target's alone
-    for them. Costs are None once one of them is not known. For one event loop; `decoder.with_config` shares it.
+    - `strategies`, `plain_reasons`: numbers of requests.
+    - `rounds`: the sums of all rounds.
+    - `usage`, `draft_usage`: the tokens of target and draft.
+    - `compared_s`: the time of the requests whose speedup is known; `plain_s` is the target's time
+      alone for them.
+    - `cost`, `cost_saving`: None once a cost is not known.
+
+    For one event loop; `decoder.with_config` shares it.
     """
 
     def __init__(self) -> None:
@@ -388,7 +412,7 @@ class DecoderStats:
         self.cost_saving: float | None = 0.0
 
     def add(self, result: SpeculativeResult) -> None:
-        """Add an answer that came to its end."""
+        """Add a finished answer."""
         self.num_requests += 1
         self.strategies[result.strategy] += 1
         if result.plain_reason is not None:
@@ -421,16 +445,22 @@ class DecoderStats:
 
     @property
     def speedup(self) -> float | None:
-        """The target's time alone / the time taken, over all requests where both are known; None: there are none."""
+        """The target's time alone / the time taken, over all requests for which both are known.
+
+        None if there are none.
+        """
         return self.plain_s / self.compared_s if self.compared_s else None
 
     @property
     def time_saved_s(self) -> float:
-        """Seconds saved against the target alone, negative when speculation lost time, over the same requests."""
+        """Seconds saved against the target alone, over the same requests.
+
+        Negative if speculation lost time.
+        """
         return self.plain_s - self.compared_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, derived figures too, as JSON values."""
+        """Return everything, including derived figures, as JSON values."""
         sums = {
             "num_requests": self.num_requests,
             "num_retries": self.num_retries,
@@ -449,7 +479,7 @@ class DecoderStats:
         return sums | self.rounds.to_dict()
 
     def summary(self) -> str:
-        """A line for people."""
+        """Return a line for people."""
         speedup = "speedup not measured yet" if self.speedup is None else f"{self.speedup:.2f}x"
         return f"{self.num_requests} requests in {self.total_s:.3f} s ({speedup}): {self.rounds.summary()}"
 
@@ -458,7 +488,7 @@ class DecoderStats:
 
 
 def _add_usage_to_totals(totals: tuple[int, ...], usage: Usage) -> tuple[int, ...]:
-    """The sums by field: to make a new `Usage` for each request would take ten times as long."""
+    """Return the sums by field; a new `Usage` for each request would take ten times as long."""
     return tuple(map(add, totals, vars(usage).values()))
 
 

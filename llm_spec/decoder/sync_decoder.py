@@ -1,4 +1,7 @@
-"""SyncDecoder: a decoder for code without `await`. A `SpeculativeDecoder` does the work, on a thread's event loop."""
+"""SyncDecoder: a decoder for code without `await`.
+
+A `SpeculativeDecoder` does the work, on the event loop of a thread.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ __all__ = ["SyncDecoder"]
 class SyncDecoder:
     """`SpeculativeDecoder` for code without `await`: the same arguments, answers, errors and speed.
 
-    Threads may share one. It may be used where an event loop runs, as in a notebook; the loop stands still meanwhile,
-    so a server needs `SpeculativeDecoder`. A child that is forked can go on using it. Ctrl-C ends the answer.
+    Threads may share one. It works inside a running event loop, as in a notebook, but blocks that
+    loop. So use `SpeculativeDecoder` in a server. A forked child can go on using it. Ctrl-C ends
+    the answer.
 
         with SyncDecoder(target="builtin:target", draft="builtin:draft") as decoder:
             result = decoder.decode("def getregentry():", max_tokens=64)
@@ -46,22 +50,22 @@ class SyncDecoder:
 
     @property
     def config(self) -> SpeculativeConfig:
-        """What it may do."""
+        """The decoder's configuration."""
         return self._decoder.config
 
     @property
     def stats(self) -> DecoderStats:
-        """Sums over its answers."""
+        """Sums over the decoder's answers."""
         return self._decoder.stats
 
     def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:
-        """Answer at once, as `SpeculativeDecoder.decode`."""
+        """Return the whole answer, as `SpeculativeDecoder.decode`."""
         return self._bridge.run(partial(self._decoder.decode, request, **options))
 
     def stream(
         self, request: Messages | ChatRequest, *, rounds: bool = False, **options: Unpack[RequestOptions]
     ) -> SyncAnswerStream:
-        """Answer piece by piece, as `SpeculativeDecoder.stream`."""
+        """Return the answer piece by piece, as `SpeculativeDecoder.stream`."""
         stream = self._decoder.stream(request, rounds=rounds, **options)
         return SyncAnswerStream(self._bridge.stream(lambda: stream))
 
@@ -70,9 +74,10 @@ class SyncDecoder:
         self._bridge.run(partial(self._decoder.discover, feature))
 
     def close(self) -> None:
-        """End all answers with ClosedError, and close the providers that were opened here from strings.
+        """End all answers with ClosedError, and close the providers that were opened from strings.
 
-        Those that were given stay open. The end of the process ends its answers and connections, too.
+        Providers that were passed in stay open. The end of the process also ends the answers and
+        connections.
         """
         self._bridge.close()
 

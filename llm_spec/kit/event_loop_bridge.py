@@ -1,13 +1,19 @@
-"""EventLoopBridge: coroutines of one object on one event loop, called from any thread and any loop.
+"""EventLoopBridge: runs an object's coroutines on one loop, for callers on any thread or loop.
 
-A provider may hold what belongs to an event loop (connections, locks), so all its work has to happen on one: its home.
-For what an adapter opened itself that is a loop on a thread of its own, which no caller can end too early. A provider
-that the caller made may already be in use on the caller's loop, so there the home is the loop of the first call, and
-calls on it go straight through; a first call from synchronous code has none, and gets the thread. Once the caller's
-loop has ended the next call chooses again, as providers work on any number of loops. Every other call is carried: a
-task on the home loop does the work, from beginning to end, and its items come back through a queue.
+A provider may hold objects that belong to an event loop, such as connections and locks. So all its
+work has to run on one loop, its home loop.
 
-A process that is forked has its parent's loops, but no thread that runs them. There every bridge begins anew.
+If an adapter opened the provider itself, the home loop runs on its own thread, so that no caller
+can end it too early. If the caller made the provider, it may already be in use on the caller's
+loop. Then the home loop is the loop of the first call, and calls on it need no bridge. A first call
+from synchronous code has no loop, so it starts the thread. When the caller's loop has ended, the
+next call chooses again, since providers work on any number of loops.
+
+For every other call, a task on the home loop does the whole work and returns its items through a
+queue.
+
+A forked process has its parent's loops, but no thread that runs them. So every bridge starts anew
+there.
 """
 
 from __future__ import annotations
@@ -39,19 +45,20 @@ T = TypeVar("T")
 
 OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
 
-_CLOSE_TIMEOUT_S: Final = 10.0  # to end what was under way when the bridge was closed
+_CLOSE_TIMEOUT_S: Final = 10.0  # to end running work when the bridge is closed
 _EXIT_TIMEOUT_S: Final = 2.0  # to close connections when the process ends
 
 
 @dataclass(frozen=True, slots=True)
 class _StreamEnd:
-    """After the last item; `error` is what ended the work, None where it ended well."""
+    """The end of a stream; `error` is the error that ended it, or None."""
 
     error: BaseException | None
 
     def raise_if_failed(self, name: str) -> None:
         """Raise the error, if any."""
-        if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
+        # the home loop ended, not the caller's task
+        if isinstance(self.error, asyncio.CancelledError):
             raise ClosedError(f"{name} was closed while it answered; make another") from self.error
         if self.error is not None:
             raise self.error
@@ -63,12 +70,14 @@ class _StreamItem(Generic[T]):
 
 
 class EventLoopBridge:
-    """Brings calls to the home loop of what `name` says.
+    """Runs calls on a home loop; `name` names its owner in errors.
 
-    `owns_loop`: home is a thread of its own from the start, else the loop of the first call. Any method may raise
-    ClosedError after `close`, and RuntimeError when a blocking call on the home loop's own thread would wait for
-    itself. Whoever made the bridge closes it: what was carried ends, then `finish()` is awaited at home. A forgotten
-    one takes its thread along, and so does the end of the process.
+    With `owns_loop`, the home loop runs on the bridge's own thread. Otherwise it is the loop of the
+    first call. After `close` any method may raise ClosedError. A blocking call on the home loop's
+    own thread would wait for itself, so it raises RuntimeError.
+
+    The bridge's owner closes it: this ends all work and then awaits `finish()` on the home loop.
+    The thread ends also when the bridge is garbage-collected or the process ends.
     """
 
     def __init__(self, name: str, *, owns_loop: bool, finish: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -84,20 +93,26 @@ class EventLoopBridge:
         _bridges.add(self)
         reset_in_forked_child(self)
 
-    # -------------------------------------------------------------------------------------------- calls
+    # ---------------------------------------------------------------------------------------- calls
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work()` at home and wait for it here; interrupted, it cancels the work and waits for its end."""
+        """Run `work()` on the home loop and block until it ends.
+
+        An interrupt cancels the work and waits for its end.
+        """
         with closing(self.stream(partial(_open_single_item_stream, work))) as results:
             return next(results)
 
     async def arun(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work()` at home; cancellation reaches it, and is passed on when it has ended."""
+        """Await `work()` on the home loop. A cancellation waits for the work's end."""
         async with aclosing(self.astream(partial(_open_single_item_stream, work))) as results:
             return await anext(results)
 
     def stream(self, open_stream: OpenStream[T]) -> Generator[T]:
-        """Yield the items of the context from `open_stream()`, entered and left at home; closing it ends the work."""
+        """Yield the items of the context from `open_stream()`; closing the generator ends the work.
+
+        The context is entered and left on the home loop.
+        """
         if self._is_on_home_loop():
             raise RuntimeError(f"{self._name}: a blocking call on its own event loop; await the async method instead")
         items: queue.SimpleQueue[_StreamItem[T] | _StreamEnd] = queue.SimpleQueue()
@@ -110,20 +125,21 @@ class EventLoopBridge:
             item.raise_if_failed(self._name)
         finally:
             home_task.cancel()
-            # a forgotten stream may be collected at home, and when the process ends home does not run any more
+            # a forgotten stream may be collected on the home loop, which does not run at the end of
+            # the process
             while not (isinstance(item, _StreamEnd) or home_task.is_unwaitable() or sys.is_finalizing()):
                 item = items.get()
 
     def astream(self, open_stream: OpenStream[T]) -> AsyncGenerator[T] | _HomeLoopItems[T]:
-        """As `stream`, for a coroutine, which has to close it."""
+        """Do the same as `stream` for a coroutine, which has to close it."""
         if self._is_on_home_loop(may_become=True):
             return _iterate_on_this_loop(open_stream)
         return _HomeLoopItems(partial(self._start_on_home_loop, open_stream), self._name)
 
-    # -------------------------------------------------------------------------------------------- ending
+    # --------------------------------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Finish at home, then end the thread, if there is one, and what it was doing; twice is harmless."""
+        """End all work, finish on the home loop, and end the thread; twice is harmless."""
         try:
             if self._finish is not None and not self._is_closed:
                 self.run(self._cancel_tasks)
@@ -133,7 +149,7 @@ class EventLoopBridge:
                 thread.join()
 
     async def aclose(self) -> None:
-        """As `close`, for a coroutine."""
+        """Do the same as `close` for a coroutine."""
         try:
             if self._finish is not None and not self._is_closed:
                 await self.arun(self._cancel_tasks)
@@ -153,11 +169,11 @@ class EventLoopBridge:
                 await self._finish()
 
     def stop_at_exit(self) -> None:
-        """Tell the thread to end, and with it its connections, so that nothing complains of them."""
+        """Tell the thread to end and to close its connections, so that none gives a warning."""
         self._stop_thread()
 
     def reset_after_fork(self) -> None:
-        """Leave all that belongs to the parent's threads behind: in a process that was forked."""
+        """Forget everything that belongs to the parent's threads, in a forked process."""
         if self._finalizer is not None:
             self._finalizer.detach()
         if self._thread is not None:
@@ -173,10 +189,13 @@ class EventLoopBridge:
                 self._thread.stop()
             return self._thread
 
-    # -------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _is_on_home_loop(self, *, may_become: bool = False) -> bool:
-        """Whether the running loop, if any, is the home (now: `may_become`, where there is none yet)."""
+        """Return True if the running loop is the home loop.
+
+        With `may_become`, the running loop becomes the home loop if there is none yet.
+        """
         running = _get_running_loop()
         if running is None:
             return False
@@ -188,21 +207,21 @@ class EventLoopBridge:
             return self._home_loop is running
 
     def _forget_ended_home(self) -> None:
-        """A caller's loop that has ended is no home."""
+        """Forget a caller's loop that has ended."""
         if self._thread is None and self._home_loop is not None and not self._home_loop.is_running():
             self._home_loop = None
             self._tasks.clear()  # they ended with it
 
     def check_open(self) -> None:
-        """Raise ClosedError once it is closed."""
+        """Raise ClosedError if the bridge is closed."""
         if self._is_closed:
             raise ClosedError(f"{self._name} is closed; make another")
 
     def _start_on_home_loop(
         self, open_stream: OpenStream[T], put: Callable[[_StreamItem[T] | _StreamEnd], object]
     ) -> _HomeLoopTask[T]:
-        """Start the work as a task at home; its items and its end are given to `put` there."""
-        with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
+        """Start the work as a task on the home loop; `put` gets its items and its end there."""
+        with self._lock:  # so that a loop that is being closed starts and cancels it before it ends
             self.check_open()
             self._forget_ended_home()
             if self._home_loop is None:
@@ -216,7 +235,7 @@ class EventLoopBridge:
 
 
 class _HomeLoopTask(Generic[T]):
-    """Work as a task on another thread's loop."""
+    """A task on another thread's loop."""
 
     def __init__(
         self,
@@ -237,23 +256,27 @@ class _HomeLoopTask(Generic[T]):
         self._task.add_done_callback(self._put_stream_end)
 
     def check_process(self, name: str) -> None:
-        """Raise RuntimeError in a process that was forked from the one that does the work."""
+        """Raise RuntimeError in a fork of the process that does the work."""
         if self._is_of_parent():
             raise RuntimeError(f"{name} answers in the parent of this process; ask anew after a fork")
 
     def is_unwaitable(self) -> bool:
-        """Whether waiting here would last for ever: in the thread that does the work, or in another process."""
+        """Return True if waiting here would never end.
+
+        This is so in the thread that does the work, and in another process.
+        """
         return _get_running_loop() is self._loop or self._is_of_parent()
 
     def _is_of_parent(self) -> bool:
         return os.getpid() != self._process_id
 
     def cancel(self) -> None:
-        """End the work, from any thread; after its end this does nothing."""
+        """Cancel the work, from any thread; has no effect after its end."""
         if not self._is_of_parent() and (self._task is None or not self._task.done()):
             self._loop.call_soon_threadsafe(self._cancel_on_its_loop)
 
-    def _cancel_on_its_loop(self) -> None:  # runs after `start`: a loop keeps the order of its callbacks
+    # runs after `start`: a loop keeps the order of its callbacks
+    def _cancel_on_its_loop(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -273,9 +296,10 @@ async def _iterate_on_this_loop(open_stream: OpenStream[T]) -> AsyncGenerator[T]
 
 
 class _HomeLoopItems(Generic[T]):
-    """The items of carried work, for a coroutine.
+    """The items of a task on the home loop, for a coroutine.
 
-    No generator: a loop that ends closes all of those at once, and complains of any that another one is closing.
+    It is not a generator: a loop that ends closes all its generators at once, and reports an error
+    for any that another one is closing.
     """
 
     def __init__(
@@ -301,7 +325,7 @@ class _HomeLoopItems(Generic[T]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the work, and wait until it has ended."""
+        """Cancel the work and wait for its end."""
         self._home_task.cancel()
         while not self._has_ended:
             self._has_ended = isinstance(await self._items.get(), _StreamEnd)
@@ -327,14 +351,15 @@ class _LoopThread:
             _running_threads.discard(self)
 
     def stop(self) -> None:
-        """Cancel what runs there and end the thread, soon; twice is harmless."""
+        """Cancel the loop's tasks and let the thread end soon; calling it twice is harmless."""
         with suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self._stopping.set)
 
     def leave_loop(self) -> None:
-        """In a forked process: let what is left of the loop's connections not touch those of the parent.
+        """Keep the loop's remaining connections away from the parent's, in a forked process.
 
-        Its epoll is the parent's, too: whatever is removed from it the parent's loop waits for in vain.
+        Both processes share its epoll: the parent's loop would wait in vain for any file that is
+        removed from it.
         """
         self._selector.close()
 
@@ -345,7 +370,7 @@ class _LoopThread:
 
 
 class _LeavableSelector(selectors.DefaultSelector):
-    """A selector that knows no files once it is closed, where others raise."""
+    """A selector that has no files once it is closed, instead of raising."""
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
         return super().get_map() or {}
@@ -359,7 +384,7 @@ def _run_loop_until_stopped(
         ready.set_result((asyncio.get_running_loop(), stopping))
         await stopping.wait()
 
-    is_forkable = hasattr(os, "fork")  # elsewhere the platform's own loop, which can do more
+    is_forkable = hasattr(os, "fork")  # without forks, the platform's own loop can do more
     with asyncio.Runner(loop_factory=partial(asyncio.SelectorEventLoop, selector) if is_forkable else None) as runner:
         runner.run(wait_for_stop())
 
@@ -372,7 +397,7 @@ def _get_running_loop() -> asyncio.AbstractEventLoop | None:
 
 @asynccontextmanager
 async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
-    """The result of `work()` as a stream of one item; `work` is done before the context is left."""
+    """The result of `work()` as a stream of one item; `work` has ended when the context is left."""
 
     async def iterate_single_value() -> AsyncGenerator[T]:
         yield await work()
@@ -382,7 +407,8 @@ async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGen
 
 
 _bridges: Final[weakref.WeakSet[EventLoopBridge]] = weakref.WeakSet()
-_running_threads: Final[set[_LoopThread]] = set()  # a forgotten bridge's is still ending when the bridge is gone
+# a forgotten bridge's thread ends after the bridge is gone
+_running_threads: Final[set[_LoopThread]] = set()
 
 
 def _stop_all_at_exit() -> None:

@@ -1,4 +1,7 @@
-"""Local decoder-only models through onnxruntime, and the built-in pair. Importing this loads neither."""
+"""Local decoder-only models through onnxruntime, and the built-in pair.
+
+Importing this package loads neither onnxruntime nor a model.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
 def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
     name, _, query = model.partition("?")
     if base_url is not None or name not in ("target", "draft"):
-        raise ConfigError(f"builtin model is {name!r}; there are builtin:target and builtin:draft")
+        raise ConfigError(f"builtin model is {name!r}; give builtin:target or builtin:draft")
     return _open_provider(_BUILTIN_FOLDER / name, f"builtin:{name}", query)
 
 

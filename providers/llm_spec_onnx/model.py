@@ -1,13 +1,14 @@
 """A decoder-only ONNX model as a TokenModel.
 
-Inputs and outputs carry the names of Hugging Face's exports: `input_ids, attention_mask[, position_ids],
-past_key_values.N.key/value -> logits, present.N.key/value`. Where past and present may be one buffer (our own pair, and
-exports for onnxruntime-genai), rolling back is moving a length; elsewhere the cache is what the model returned, cut.
+Inputs and outputs have the names of Hugging Face's exports: `input_ids, attention_mask[,
+position_ids], past_key_values.N.key/value -> logits, present.N.key/value`. If past and present may
+be one buffer (the built-in pair, and exports for onnxruntime-genai), a rollback only changes the
+length. Otherwise the cache is the model's output, cut to the length.
 
-One text with and without speculation needs equal logits, and matrix kernels differ with the number of rows: a single
-row takes another path than two or more. So an exact session never runs one row alone, but adds a row whose result is
-thrown away; `_has_agreeing_rows` checks on this machine, when the model is loaded, up to which width nothing else
-matters.
+Equal texts with and without speculation need equal logits, but matrix kernels differ with the
+number of rows: a single row uses another kernel than two or more. So an exact session never runs a
+single row; it adds a row and discards the result. When the model is loaded, `_has_agreeing_rows`
+checks on this machine up to which width the logits are equal.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ _TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 
 
 def _import_onnxruntime() -> Any:
-    """With no telemetry, unless the user sets the switch: its thread reports to the vendor, and no forked child ends.
+    """Import onnxruntime without its telemetry, unless the user sets the switch.
 
-    The child would wait for that thread when its interpreter ends.
+    The telemetry's thread reports to the vendor. A forked child would wait for this thread at its
+    end, for ever.
     """
     if _TELEMETRY_SWITCH in os.environ:
         return importlib.import_module("onnxruntime")
@@ -59,17 +61,20 @@ def _import_onnxruntime() -> Any:
         del os.environ[_TELEMETRY_SWITCH]
 
 
-ort: Any = _import_onnxruntime()  # it has no type information: one Any instead of a hundred unknowns
+ort: Any = _import_onnxruntime()  # it has no type information
 
 _WEIGHTS_FOLDER: Final = "session.model_external_initializers_file_folder_path"
-_WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
+# tokens of one verification at most: the first width whose rows agree
+_WIDTHS: Final = (32, 16, 8, 4, 2)
 _MAX_IDLE_CACHES: Final = 4  # closed sessions whose buffers are kept for the next requests
-_MAX_DOUBLED_BYTES: Final = 64 * 2**20  # of a model that is loaded once more, for passes with several threads
+# size of a model that may be loaded twice, for several threads
+_MAX_DOUBLED_BYTES: Final = 64 * 2**20
 _MAX_THREADS: Final = 8
-_MIN_GAIN: Final = 0.9  # of a pass's time, that several threads have to be below
-_NUM_COMPARED_TOKENS: Final = 56  # of a prompt and what follows it, to compare numbers of threads
+_MIN_GAIN: Final = 0.9  # several threads must take less than this share of one thread's time
+# of the prompt and its continuation, to compare numbers of threads
+_NUM_COMPARED_TOKENS: Final = 56
 _NUM_COMPARED_PASSES: Final = 4  # of each width
-_DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
+_DEFAULT_CONTEXT: Final = 2048  # if config.json does not say
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
@@ -78,18 +83,25 @@ _KNOWN_INPUT: Final = re.compile(r"input_ids|attention_mask|position_ids|past_ke
 
 
 class OnnxModel:
-    """A model folder, loaded: `model.onnx` (or `onnx/model.onnx`), config.json and the tokenizer's files.
+    """A loaded model folder: `model.onnx` or `onnx/model.onnx`, config.json and a tokenizer.
 
-    `model` is a folder, or `org/name` on the Hugging Face hub, of which only what is needed is fetched. `weights` is a
-    kind, as its file is called: "q4" is `model_q4.onnx`, "fp32" `model.onnx`. By default the one that did best in a
-    benchmark of ours (`weights.py`).
-    `threads` is onnxruntime's for one forward: more than one helps large models only, and spoils small drafts. 0: one,
-    but as many as were fastest when it was loaded for a target that answers one request alone, where that gives the
-    same bits. The first answer of a process gains nothing by that, later ones do. Its weights are in memory twice then,
-    so this is for models up to 64 MiB, and only for those whose cache is one buffer: the attention of others may sum up
-    in another order where a context is long. With several `threads` those do not promise the same text.
-    `exact=False` gives up the same-text promise for a plain step that is a few per cent faster.
-    Raises ModelLoadError naming the file that is missing or broken.
+    - `model`: a folder, or `org/name` on the Hugging Face hub. Only the needed files are fetched.
+    - `weights`: a kind of weights by its file's name: "q4" is `model_q4.onnx`, "fp32" is
+      `model.onnx`. The default is the available kind that did best in the benchmark of
+      `weights.py`.
+    - `threads`: onnxruntime's threads for one forward pass. More than one helps large models only,
+      and slows small drafts down.
+    - `exact`: False gives up the promise of the same text for a plain step that is a few per cent
+      faster.
+
+    `threads=0` means 1, except for a target that answers one request at a time. Such a target uses
+    the fastest number of threads, measured while loading, if it gives the same bits. The first
+    answer of a process gains nothing by that, later ones do. The weights are then in memory twice,
+    so this is limited to models up to 64 MiB whose cache is one buffer: the attention of other
+    models may sum in another order for a long context. These do not promise the same text with
+    several `threads`.
+
+    Raises ModelLoadError that names the missing or broken file.
     """
 
     def __init__(
@@ -102,7 +114,7 @@ class OnnxModel:
         weights: str | None = None,
     ) -> None:
         if threads < 0:
-            raise ConfigError(f"threads is {threads}; it must be at least 1, or 0 for as many as are fastest")
+            raise ConfigError(f"threads is {threads}; it must be at least 1, or 0 for the fastest number")
         self.name = name or f"onnx:{model}"
         folder, path = find_weights_file(model, weights)
         self.tokenizer = FolderTokenizer(folder)
@@ -135,9 +147,10 @@ class OnnxModel:
         return InPlaceCacheSession(threads, min_rows, self._idle, exact=exact)
 
     def _find_faster_graph(self, load: Callable[[int], LoadedOnnxModel]) -> LoadedOnnxModel | None:
-        """The model with several threads, of the number that is fastest; None: one is, or the bits are others.
+        """Load the model with the fastest number of threads.
 
-        Passes of one token and of a few, after a prompt, compare them in turns.
+        Returns None if one thread is fastest, or if the bits differ. Passes of one token and of a
+        few, after a prompt, are timed in turns.
         """
         num_most = min(count_usable_cores(), _MAX_THREADS)
         best: LoadedOnnxModel | None = None
@@ -149,11 +162,11 @@ class OnnxModel:
         return best
 
     def _compare_graphs(self, one: LoadedOnnxModel, other: LoadedOnnxModel) -> tuple[float, float] | None:
-        """The seconds that each takes for the same passes; None: their bits differ."""
+        """Return each graph's seconds for the same passes, or None if their bits differ."""
         widths, most = (1, 4, 8), min(_NUM_COMPARED_TOKENS, self.context_length)
         ids = [int(t) for t in np.random.default_rng(1).integers(0, self.tokenizer.vocab_size, most)]
         prompt_ids, read_ids = ids[: -max(widths)], ids[-max(widths) :]
-        self._idle.clear()  # each is to read all of it
+        self._idle.clear()  # so that each session reads the whole prompt
         sessions = [self._open_session(ThreadChoice(graph)) for graph in (one, other)]
         times_s = np.full((2, len(widths)), np.inf)
         try:
@@ -175,10 +188,11 @@ class OnnxModel:
         return float(times_s[0].sum()), float(times_s[1].sum())
 
     def _has_agreeing_rows(self, width: int) -> bool:
-        """Whether positions read in one forward of `width` have the same bits when they are read in shorter ones.
+        """Return True if one forward of `width` gives the same bits as shorter ones.
 
-        The shorter ones begin at every kind of offset; some are followed by tokens other than the true ones, in some
-        the last row counts (kernels work in blocks, and a row left alone in a block takes another path).
+        The shorter ones begin at all kinds of offsets. Some are followed by other tokens, and in
+        some the last row counts: kernels work in blocks, and a single row in a block uses another
+        kernel.
         """
         generator = np.random.default_rng(0)
         start = 21
@@ -203,17 +217,19 @@ class OnnxModel:
 
 
 def _count_bytes_of_model(path: Path) -> int:
-    """With all that may hold its weights beside it, whatever it is called."""
+    """Return the size of the model's folder, without JSON files: any file may hold weights."""
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file() and file.suffix != ".json")
 
 
 def _make_session_options(threads: int) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # drafts have the cores between passes
+    # idle threads would spin on the cores that drafts need between passes
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 4  # errors come as exceptions; onnxruntime's own lines would only repeat them
+    # errors are exceptions; onnxruntime's log lines would repeat them
+    options.log_severity_level = 4
     return options
 
 
@@ -221,10 +237,11 @@ def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> Loaded
     def load_session() -> Any:
         try:
             content, weights_folder = read_model_bytes(path)
-            options = _make_session_options(threads)  # anew after a fork: an entry that is set twice is warned of
+            # new after a fork: setting an entry twice gives a warning
+            options = _make_session_options(threads)
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights_folder))
             return ort.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors have no common base
+        except Exception as error:  # onnxruntime's errors have no common base class
             message = f"{path} is not a model that onnxruntime {ort.__version__} can load: {error}"
             raise ModelLoadError(message) from error
 
@@ -242,7 +259,7 @@ def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> Loaded
     if not isinstance(vocab_size, int):
         vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
-        raise ModelLoadError(f"{path} does not say how wide its logits are, nor does config.json (vocab_size)")
+        raise ModelLoadError(f"{path} has logits of no fixed width; give vocab_size in config.json")
     return LoadedOnnxModel(
         shared_session=shared_session,
         cache_names=cache_names,
@@ -272,7 +289,10 @@ def _get_numpy_dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
 
 
 def _allows_one_buffer_for_cache(session: Any, folder: Path) -> bool:
-    """Whether past and present may be one buffer: our own mark, or that of onnxruntime-genai's exports."""
+    """Return True if past and present may be one buffer.
+
+    Our own models and onnxruntime-genai's exports are marked for that.
+    """
     if session.get_modelmeta().custom_metadata_map.get("llm_spec.kv_cache") == "shared":
         return True
     genai = read_json(folder / "genai_config.json", optional=True)

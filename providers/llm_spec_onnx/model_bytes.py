@@ -1,16 +1,16 @@
-"""A model file's bytes, changed in two places that no option of onnxruntime reaches.
+"""Reads a model file, and changes two things that no option of onnxruntime reaches.
 
-How accurately matrices of 4 or 8 bits (MatMulNBits) are multiplied: most exports do not say it, and onnxruntime then
-turns the weights back into float32 in every pass. Here they are multiplied in 8-bit integers. Activations get a scale
-for every block of each row, so that rows still do not depend on each other. SmolLM2-135M-Instruct's `model_q4.onnx`
-takes 31 ms a token without and 8 ms with it on one thread of an EPYC with VNNI, and 74 and 75 % of the tokens are those
-of float32.
+First, the accuracy of 4- and 8-bit matrix products (MatMulNBits): most exports do not set it, and
+onnxruntime then converts the weights to float32 in every pass. Here they are computed in 8-bit
+integers. Activations get a scale for each block of each row, so rows still do not depend on each
+other. SmolLM2-135M-Instruct's `model_q4.onnx` takes 31 ms a token without and 8 ms with the change,
+on one thread of an EPYC with VNNI; 74 and 75 % of the tokens equal float32's.
 
-Where weights are that have files of their own: the hub's cache has a link for each file of a model, all to one other
-folder, and onnxruntime reads none that lies outside of the model's.
+Second, the folder of weights in separate files: the hub's cache has a link for each file of a
+model, all to one other folder, and onnxruntime reads no weights outside the model's folder.
 
-The bytes are in protobuf's wire format (https://protobuf.dev/programming-guides/encoding); field numbers are those of
-https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+The format is protobuf's (https://protobuf.dev/programming-guides/encoding), with the field numbers
+of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _OPERATOR: Final = b"MatMulNBits"
 _ACCURACY: Final = b"accuracy_level"
 _INT8: Final = 4  # the value of `accuracy_level` for 8-bit integers
 
-_Pieces = list[bytes | memoryview]  # of a message, not joined yet: weights are not copied twice
-_Rewrite = Callable[[memoryview], _Pieces | None]  # of a message; None if it stays as it is
+# parts of a message, joined at the end so that weights are copied once
+_Pieces = list[bytes | memoryview]
+# returns the new message, or None if it is unchanged
+_Rewrite = Callable[[memoryview], _Pieces | None]
 
 
 class _Field(NamedTuple):
@@ -48,9 +50,10 @@ class _Field(NamedTuple):
 
 
 def read_model_bytes(path: Path) -> tuple[bytes | None, Path]:
-    """The bytes to load in place of the file, None if it needs no change, and the folder of its weights' own files.
+    """Return the bytes to load in place of the file, and the folder of its separate weight files.
 
-    Raises ValueError if the file is not in protobuf's wire format.
+    The bytes are None if the file needs no change. Raises ValueError if the file is not in
+    protobuf's wire format.
     """
     folders = set[Path]()
 
@@ -62,7 +65,8 @@ def read_model_bytes(path: Path) -> tuple[bytes | None, Path]:
         if parts.get(_KEY_OF_ENTRY) != b"location":
             return None
         link = path.parent / parts[_VALUE_OF_ENTRY].decode()
-        if not link.is_symlink() or link.parent != path.parent:  # onnxruntime says what is wrong with it
+        # onnxruntime reports what is wrong with it
+        if not link.is_symlink() or link.parent != path.parent:
             return None
         folders.add(link.resolve().parent)
         value = link.resolve().name.encode()
@@ -78,7 +82,7 @@ def read_model_bytes(path: Path) -> tuple[bytes | None, Path]:
 
 
 def _rewrite_node(node: memoryview) -> _Pieces | None:
-    """Have a MatMulNBits that does not say how accurately it computes do so in 8-bit integers."""
+    """Set 8-bit integers as the accuracy of a MatMulNBits that sets none."""
     fields = list(_split_fields(node))
     if not any(field.number == _OP_TYPE_OF_NODE and bytes(field.content) == _OPERATOR for field in fields):
         return None
@@ -90,7 +94,7 @@ def _rewrite_node(node: memoryview) -> _Pieces | None:
 
 
 def _read_accuracy(attribute: memoryview) -> int | None:
-    """The level, 0 for unset; None if it is another attribute."""
+    """Return the level, 0 if it is unset, or None if this is another attribute."""
     parts = {part.number: part.content for part in _split_fields(attribute)}
     if bytes(parts.get(_NAME_OF_ATTRIBUTE, b"")) != _ACCURACY:
         return None
@@ -98,14 +102,14 @@ def _read_accuracy(attribute: memoryview) -> int | None:
 
 
 def _encode_accuracy() -> bytes:
-    """An attribute with a name and an integer, which says (20) that it is one (2)."""
+    """Encode an attribute with a name and an integer. Its type (field 20) is integer (2)."""
     name = b"".join(_encode_message(_NAME_OF_ATTRIBUTE, [_ACCURACY]))
     value = _encode_varint(_INT_OF_ATTRIBUTE << 3) + _encode_varint(_INT8)
     return name + value + _encode_varint(20 << 3) + _encode_varint(2)
 
 
 def _rewrite_fields(message: memoryview, rewrites: Mapping[int, _Rewrite]) -> _Pieces | None:
-    """Rewrite those of a message's fields, by number; returns None if none changes."""
+    """Rewrite a message's fields by their numbers; returns None if none changes."""
     pieces, is_changed = _Pieces(), False
     for field in _split_fields(message):
         changed = rewrites[field.number](field.content) if field.number in rewrites else None
@@ -147,7 +151,7 @@ def _split_fields(message: memoryview) -> Iterator[_Field]:
 
 
 def _decode_varint(message: memoryview, start: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """Return a number and the position behind it."""
     value = 0
     for index in range(start, min(start + 10, len(message))):
         value |= (message[index] & 0x7F) << 7 * (index - start)

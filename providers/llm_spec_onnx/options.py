@@ -8,7 +8,10 @@ __all__ = ["OnnxOptions"]
 
 
 class OnnxOptions(TypedDict, total=False):
-    """Options of OnnxModel, which explains them, and OnnxProvider: by keyword, or in a string after a question mark."""
+    """Options of OnnxModel and OnnxProvider, by keyword, or in a string after a question mark.
+
+    OnnxModel explains them.
+    """
 
     threads: int
     exact: bool

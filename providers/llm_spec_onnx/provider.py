@@ -13,7 +13,10 @@ __all__ = ["OnnxProvider"]
 
 
 class OnnxProvider(TokenModelProvider[OnnxModel]):
-    """Answers with a local ONNX model on the CPU, in a worker thread; arguments and errors are OnnxModel's."""
+    """Answers with a local ONNX model on the CPU, in a worker thread.
+
+    Arguments and errors are OnnxModel's.
+    """
 
     def __init__(self, model: str | Path, *, name: str | None = None, **options: Unpack[OnnxOptions]) -> None:
         super().__init__(OnnxModel(model, name=name, **options))

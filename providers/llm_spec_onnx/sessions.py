@@ -1,4 +1,7 @@
-"""Key-value caches over one onnxruntime session: one buffer that is moved along in, or one that the model grows."""
+"""Sessions with key-value caches on one onnxruntime session.
+
+The cache is one buffer that is written in place, or arrays that the model returns longer each time.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,23 @@ __all__ = [
     "ThreadChoice",
 ]
 
-_MAX_KEPT_WIDTH: Final = 33  # tokens of a pass that stays bound; a prompt's rest may have any width, and comes once
-_FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
+# tokens of a pass that stays bound; wider ones are prompts, which are read once
+_MAX_KEPT_WIDTH: Final = 33
+_FIRST_CAPACITY: Final = 512  # tokens of a new shared buffer; it doubles when it is full
 
 
 class SharedSession:
-    """An onnxruntime session for any number of threads, which a forked child loads again.
+    """An onnxruntime session for any number of threads. A forked child loads it again.
 
-    The parent's has threads and locks that may be in the middle of something: passes in the child, and its end, would
-    wait for them.
+    The parent's session has threads and locks that may be in use during the fork. The child's
+    passes and its end would wait for them.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
         self._lock = threading.Lock()
-        self._loaded: Any = load()  # onnxruntime.InferenceSession; the package has no type information
+        # onnxruntime.InferenceSession; the package has no type information
+        self._loaded: Any = load()
         reset_in_forked_child(self)
 
     def reset_after_fork(self) -> None:
@@ -45,7 +50,7 @@ class SharedSession:
         self._loaded = None
 
     def get(self) -> Any:
-        """That of this process."""
+        """Return the session of this process."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
@@ -54,7 +59,7 @@ class SharedSession:
 
 @dataclass(frozen=True, slots=True)
 class LoadedOnnxModel:
-    """A loaded model and what its inputs look like; shared by all sessions and never changed."""
+    """A loaded model and the form of its inputs; shared by all sessions and never changed."""
 
     shared_session: SharedSession
     cache_names: tuple[str, ...]  # past_key_values.0.key, …, in the model's order
@@ -72,15 +77,15 @@ class LoadedOnnxModel:
         return self.shared_session.get()
 
     def make_empty_cache(self, length: int) -> NDArray[Any]:
-        """One key or value cache, [1, num_kv_heads, length, head_dim]."""
+        """Make one key or value cache, [1, num_kv_heads, length, head_dim]."""
         return np.zeros((1, self.num_kv_heads, length, self.head_dim), self.cache_dtype)
 
 
 class ThreadChoice:
-    """Which of a model's graphs runs a pass: one with several threads while there is one cache alone.
+    """Chooses a graph for each pass: one with several threads while only one cache is in use.
 
-    Answers beside each other are faster with one thread each. `parallel` gives the bits of `single`; None: there is
-    none that is faster. Safe to use from several threads.
+    Concurrent answers are faster with one thread each. `parallel` gives the same bits as `single`,
+    or is None if no number of threads is faster. Safe to use from several threads.
     """
 
     def __init__(self, single: LoadedOnnxModel, parallel: LoadedOnnxModel | None = None) -> None:
@@ -94,17 +99,17 @@ class ThreadChoice:
         self._lock = threading.Lock()
 
     def count_opened(self, number: int) -> None:
-        """So many caches more are in use; -1: one less."""
+        """Count `number` more caches in use; -1 counts one less."""
         with self._lock:
             self._num_open += number
 
     def choose_graph(self) -> LoadedOnnxModel:
-        """The one for the next pass."""
+        """Return the graph for the next pass."""
         return self.parallel if self.parallel is not None and self._num_open == 1 else self.single
 
 
 class GrowingCacheSession:
-    """For exports that append to the cache they are given: what they return is kept, cut where it must be."""
+    """A session for exports that return a longer cache: it keeps this cache, cut if needed."""
 
     def __init__(self, graph: LoadedOnnxModel, min_rows: int) -> None:
         self._graph = graph
@@ -137,7 +142,10 @@ class GrowingCacheSession:
 
 @dataclass(slots=True)
 class CacheBuffers:
-    """Keys and values of one sequence at a time, and the passes that are bound to them, by graph and width."""
+    """Keys and values of one sequence at a time, and the passes bound to them.
+
+    `calls` has the passes by graph and width.
+    """
 
     kept: KeptTokens = field(default_factory=KeptTokens)
     capacity: int = 0
@@ -146,7 +154,7 @@ class CacheBuffers:
 
 
 class IdleBuffers:
-    """Buffers of closed sessions, the longest idle ones first. Safe to use from several threads."""
+    """Buffers of closed sessions, the longest idle first. Safe to use from several threads."""
 
     def __init__(self, max_idle: int) -> None:
         self._max_idle = max_idle
@@ -155,37 +163,39 @@ class IdleBuffers:
         reset_in_forked_child(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child, where passes are bound to another session."""
+        """Forget the buffers: their passes are bound to the parent's session."""
         self._lock = threading.Lock()
         leave_to_parent(self._idle)
         self._idle = []
 
     def acquire(self, token_ids: Sequence[int], *, exact: bool) -> CacheBuffers:
-        """Those for a prompt, with as much of it as they hold and may be used."""
+        """Return buffers for a prompt, cut to the part of it that they hold and may reuse."""
         with self._lock:
             kept = [buffers.kept for buffers in self._idle]
-            choice = choose_idle_cache(kept, token_ids, exact=exact, may_add=False)  # to bind passes takes long, too
+            # no new cache: binding its passes takes long, too
+            choice = choose_idle_cache(kept, token_ids, exact=exact, may_add=False)
             buffers = CacheBuffers() if choice.place is None else self._idle.pop(choice.place)
         buffers.kept.truncate(choice.num_reused)
         return buffers
 
     def release(self, buffers: CacheBuffers) -> None:
-        """Let others have buffers; their tokens stay until then."""
+        """Offer buffers to other sessions; their tokens stay until then."""
         with self._lock:
             self._idle.append(buffers)
             del self._idle[: -self._max_idle]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all buffers."""
         with self._lock:
             self._idle.clear()
 
 
 class InPlaceCacheSession:
-    """For exports whose past and present may be one buffer: every input and output is bound once for each width.
+    """A session for exports whose past and present may be one buffer.
 
-    Positions from `length` on hold leftovers that the model never reads; so a closed session's buffers and bindings,
-    which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
+    Every input and output is bound once for each width. Positions from `length` on hold leftovers
+    that the model never reads. So the next request may reuse a closed session's buffers and
+    bindings, which take longer to make than a round; `idle` holds them until then.
     """
 
     def __init__(self, threads: ThreadChoice, min_rows: int, idle: IdleBuffers, *, exact: bool) -> None:
@@ -202,7 +212,7 @@ class InPlaceCacheSession:
         return 0 if self._buffers is None else len(self._buffers.kept.token_ids)
 
     def reuse_prefix(self, token_ids: Sequence[int]) -> int:
-        """Begin with what idle buffers hold of a prompt; how many of its tokens need not be read any more."""
+        """Start with a prompt's part that idle buffers hold; returns its number of tokens."""
         self._get_buffers(token_ids)
         return self.length
 
@@ -226,7 +236,7 @@ class InPlaceCacheSession:
             self._buffers.kept.truncate(length)
 
     def close(self) -> None:
-        """Leave the buffers to the next session."""
+        """Release the buffers for the next session."""
         if self._is_open:
             self._is_open = False
             self._threads.count_opened(-1)
@@ -252,7 +262,7 @@ class InPlaceCacheSession:
 
 
 class _BoundForwardPass:
-    """One width's buffers, bound to the model by address, so that a call costs nothing but the call."""
+    """The buffers of one width, bound to the model by address, so that a call is cheap."""
 
     def __init__(self, graph: LoadedOnnxModel, cache: Sequence[NDArray[Any]], width: int, capacity: int) -> None:
         self._session = graph.session

@@ -1,12 +1,13 @@
-"""Which of a model's weights are read: exports are published in several kinds, `model_q4.onnx` beside `model.onnx`.
+"""Chooses a model's weights: exports have several kinds, such as `model_q4.onnx` and `model.onnx`.
 
-The best is chosen: for speed and for the share of float32's greedy tokens among those that promise one text with and
-without speculation (`OnnxModel.same_text`), before those that do not. 8-bit weights do not, because such exports give
-the activations of a whole pass one scale. `q4f16` is as good as `q4` here and smaller, but comes second: activations of
-other models may be too large for float16 (https://github.com/microsoft/onnxruntime/issues/26732).
+The best kind is chosen by speed and by the share of float32's greedy tokens. Kinds that promise one
+text with and without speculation (`OnnxModel.same_text`) come before those that do not. 8-bit
+weights do not promise it, because such exports give the activations of a whole pass one scale.
+`q4f16` is as good as `q4` here and smaller, but comes second: activations of other models may be
+too large for float16 (https://github.com/microsoft/onnxruntime/issues/26732).
 
-Measured with SmolLM2-135M-Instruct, by onnxruntime 1.32 on one thread of a busy EPYC with VNNI, after
-`python tools/export_onnx_kinds.py …`, by `python tools/compare_onnx_weights.py …`:
+Measured with SmolLM2-135M-Instruct by onnxruntime 1.32 on one thread of a busy EPYC with VNNI, with
+`python tools/export_onnx_kinds.py …` and `python tools/compare_onnx_weights.py …`:
 
 | weights | MB | 1 tokens, ms | 4 tokens, ms | 8 tokens, ms | agreement | same text |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -39,7 +40,7 @@ __all__ = ["find_weights_file", "list_kinds"]
 
 _FILE: Final = re.compile(r"(?:onnx/)?model(?:_(?P<kind>\w+))?\.onnx")
 _FLOAT32: Final = "fp32"  # model.onnx, which has no kind in its name
-# The best first: how many times as fast as float32, and at how many places in a hundred with float32's token
+# The best first: the speed relative to float32, and the percentage of places with float32's token
 _MEASURED: Final[Mapping[str, tuple[float, int]]] = {
     "q4": (2.2, 75),
     "q4f16": (2.3, 76),
@@ -50,14 +51,16 @@ _MEASURED: Final[Mapping[str, tuple[float, int]]] = {
     "fp16": (1.0, 100),
     "bnb4": (0.4, 78),
 }
-_OUTSIDE_PARTS: Final = r"(_data(_\d+)?|\.data)?"  # of weights that are in files of their own
-_GENAI_CONFIG: Final = "genai_config.json"  # of exports for onnxruntime-genai, which says how their caches work
+_OUTSIDE_PARTS: Final = r"(_data(_\d+)?|\.data)?"  # endings of separate weight files
+# of exports for onnxruntime-genai; it describes their caches
+_GENAI_CONFIG: Final = "genai_config.json"
 
 
 def find_weights_file(model: str | Path, kind: str | None) -> tuple[Path, Path]:
-    """The folder of a model, and the file in it with weights of `kind`, or of the best; fetched from the hub if needed.
+    """Return a model's folder and its file with weights of `kind`, or of the best kind.
 
-    `model`: a folder, or a name of the Hugging Face hub. Raises ModelLoadError if it has none of that kind.
+    `model` is a folder, or a name of the Hugging Face hub, which is fetched if needed. Raises
+    ModelLoadError if the model has no weights of that kind.
     """
     folder, name = Path(model).expanduser(), str(model)
     if folder.is_dir():
@@ -83,7 +86,10 @@ def find_weights_file(model: str | Path, kind: str | None) -> tuple[Path, Path]:
 
 
 def list_kinds(files: Iterable[str]) -> dict[str, str]:
-    """The kinds of weights among a folder's files, each with its file; one beside config.json before one in `onnx`."""
+    """Return the kinds of weights among a folder's files, each with its file.
+
+    A file beside config.json comes before one in `onnx`.
+    """
     kinds = dict[str, str]()
     for file in sorted(files, reverse=True):
         match = _FILE.fullmatch(file)
@@ -93,7 +99,7 @@ def list_kinds(files: Iterable[str]) -> dict[str, str]:
 
 
 def _list_files(name: str, folder: Path, kind: str | None) -> Mapping[str, int]:
-    """A repository's files; without a network those that were fetched before, if weights are among them."""
+    """Return a repository's files; without a network, the fetched ones if they include weights."""
     try:
         return list_hub_files(name, folder)
     except Exception:  # the hub's errors and those of the network below it have no common base
@@ -122,7 +128,11 @@ def _describe_missing_export(name: str) -> str:
 
 
 def _describe_choice(name: str, path: str, size: int, kinds: Collection[str], kind: str | None) -> str:
-    """What is read; if nobody asked for it and there were others, why, and how to ask for another."""
+    """Describe the chosen weights.
+
+    If the user did not choose and there are others, the text also says why, and how to choose
+    another.
+    """
     line = f"{name}: {path.rpartition('/')[2]}, {size / 1e6:.0f} MB"
     best = next((best for best in _MEASURED if best in kinds), None)
     others = sorted(set(kinds) - {best})

@@ -1,4 +1,7 @@
-"""Hugging Face checkpoints on a CUDA device or a CPU. Importing this loads neither torch nor transformers."""
+"""Hugging Face checkpoints on a CUDA device or a CPU.
+
+Importing this package loads neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TORCH", "TorchModel", "TorchOptions", "TorchProvider"]
 
-# On Linux the usual build is for CUDA; https://pytorch.org/get-started/locally names the index of the other.
+# On Linux the default build is for CUDA. The index of the CPU build:
+# https://pytorch.org/get-started/locally
 _CPU_BUILD_HINT: Final = (
     "  (for a CPU run before it: pip install torch --index-url https://download.pytorch.org/whl/cpu, which is 200 MB "
     "instead of several GB)"

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint, found, checked and loaded: whatever is wrong with it becomes one clear error."""
+"""Finds, checks and loads a Hugging Face checkpoint, with one clear error for anything wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _INDEX_NAME: Final = "model.safetensors.index.json"
 
 
 def find_checkpoint_folder(model: str | Path) -> Path:
-    """The folder of a checkpoint: a path on this machine, or a name on the Hugging Face hub, downloaded once."""
+    """Return the folder of a checkpoint: a local path, or a name on the Hugging Face hub.
+
+    A checkpoint of the hub is downloaded once.
+    """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -50,7 +53,10 @@ def find_checkpoint_folder(model: str | Path) -> Path:
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """The requested device, by default a CUDA one if there is any; raises ModelLoadError if it does not exist."""
+    """Return the requested device; the default is CUDA if there is any.
+
+    Raises ModelLoadError if the device does not exist.
+    """
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
@@ -65,7 +71,11 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | None, device: torch.device, config: dict[str, Any]) -> torch.dtype:
-    """The requested dtype, by default the checkpoint's on CUDA (bfloat16 where it names none) and float32 on a CPU."""
+    """Return the requested dtype; the default is the checkpoint's on CUDA and float32 on a CPU.
+
+    On CUDA it is bfloat16 if the checkpoint names none. Raises ModelLoadError if the device cannot
+    compute in the dtype.
+    """
     if dtype is None:
         own = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
         dtype = "float32" if device.type != "cuda" else own if own in _DTYPES else "bfloat16"
@@ -83,7 +93,10 @@ def resolve_dtype(dtype: str | None, device: torch.device, config: dict[str, Any
 def load_transformers_module(
     folder: Path, dtype: torch.dtype, device: torch.device, num_layers: int | None = None
 ) -> Any:
-    """The checkpoint (or its first layers) as transformers' `…ForCausalLM` on the device, ready for inference."""
+    """Load the checkpoint, or its first layers, as transformers' `…ForCausalLM` on the device.
+
+    It is ready for inference. Raises ModelLoadError for anything that is wrong with the checkpoint.
+    """
     _check_weight_files(folder)
     transformers: Any = importlib.import_module("transformers")
     try:
@@ -102,7 +115,7 @@ def load_transformers_module(
         raise ModelLoadError(f"{folder} does not fit into the memory of {device} in {dtype}") from error
     except ModelLoadError:
         raise
-    except Exception as error:  # what transformers raises has no common base
+    except Exception as error:  # transformers' errors have no common base class
         message = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ModelLoadError(
             f"{folder} is not a model that transformers {transformers.__version__} can load: {message[0]}"
@@ -114,10 +127,11 @@ def load_transformers_module(
 
 
 def map_embedding(folder: Path, loaded: Tensor) -> Tensor | None:
-    """The table of embeddings where it is, in the checkpoint's file: only the rows that are used come into memory.
+    """Map the embedding table from the checkpoint's file, so that only used rows are in memory.
 
-    In the file's dtype. `loaded` is the table on a CPU, in the dtype that is computed in; rows of both are compared.
-    None where there is no such table. As with any mapped file: it may be deleted, but not cut short.
+    The table has the file's dtype. `loaded` is the table on a CPU, in the dtype of the computation;
+    some rows of both are compared. Returns None if the file has no such table. The file may be
+    deleted while it is mapped, but not cut short.
     """
     if loaded.device.type != "cpu":
         return None
@@ -133,7 +147,7 @@ def map_embedding(folder: Path, loaded: Tensor) -> Tensor | None:
 
 
 def _map_tensor(path: Path, start: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of a file from a byte on. Who writes them writes a copy."""
+    """Map `count` numbers of a file from a byte on. Writing to them changes a copy."""
     begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     length = start - begin + count * dtype.itemsize
     with path.open("rb") as file:
@@ -142,13 +156,13 @@ def _map_tensor(path: Path, start: int, count: int, dtype: torch.dtype) -> Tenso
 
 
 def return_freed_memory_to_system() -> None:
-    """Give memory back that glibc keeps for the threads in which transformers has loaded and converted the weights."""
+    """Give memory back that glibc keeps for the threads of transformers that loaded the weights."""
     with contextlib.suppress(OSError, TypeError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _remove_all_but_first_layers(module: Any, num_layers: int | None) -> None:
-    """Leave the first layers alone."""
+    """Keep only the first `num_layers` layers; raises ModelLoadError if there are fewer."""
     config: Any = module.config.get_text_config()
     if num_layers is None:
         return
@@ -160,7 +174,10 @@ def _remove_all_but_first_layers(module: Any, num_layers: int | None) -> None:
 
 
 def _check_weight_files(folder: Path) -> None:
-    """Raise ModelLoadError where a weight file is missing or shorter than its header says (a download cut short)."""
+    """Raise ModelLoadError if a weight file is missing or shorter than its header says.
+
+    A file is too short if its download was cut off.
+    """
     config = folder / "config.json"
     if not config.is_file():
         raise ModelLoadError(f"model folder {folder} has no config.json")
@@ -174,7 +191,7 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def _list_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a folder says it has."""
+    """Return the safetensors files that the folder declares."""
     index = folder / _INDEX_NAME
     names = ["model.safetensors"]
     if index.is_file():
@@ -183,7 +200,10 @@ def _list_weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensor_places(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Dtype, shape and place in the file of its tensors, by name; the file is as long as its header promises."""
+    """Return dtype, shape and position in the file of each tensor, by name.
+
+    Raises ModelLoadError if the file is shorter than its header says.
+    """
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -206,7 +226,7 @@ def _read_tensor_places(path: Path) -> dict[str, tuple[str, tuple[int, ...], int
 
 @contextlib.contextmanager
 def _silence_transformers(transformers: Any) -> Generator[None]:
-    """Without transformers' progress bars and advice: what goes wrong comes as an error."""
+    """Turn off transformers' progress bars and advice; errors are still raised."""
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -95,36 +95,36 @@ def test_a_servers_strategy_gains_by_a_right_draft_alone(strategy: str, output: 
 
 LOCAL = replace(SITUATION, round_trip_s=0.0, draft=ModelSpeed(first_token_s=0.0, token_s=0.0), target_price=None)
 ADVICE: dict[str, tuple[PlanScenario, tuple[float, ...], list[str], str]] = {
-    "one acceptance": (LOCAL, (0.5,), ["tokens"], "use: --strategy tokens where 50% of the draft is right (1.85x)"),
+    "one acceptance": (LOCAL, (0.5,), ["tokens"], "use: --strategy tokens if 50% of the draft is right (1.85x)"),
     "several": (
         LOCAL,
         (0.0, 0.01, 0.5),
         ["tokens"],
-        "use: plain where 0% or 1% of the draft is right; --strategy tokens where 50% of the draft is right (1.85x)",
+        "use: plain if 0% or 1% of the draft is right; --strategy tokens if 50% of the draft is right (1.85x)",
     ),
     "none is faster": (
         LOCAL,
         (0.0, 0.01, 0.02),
         ["tokens"],
-        "plain: no strategy that keeps the target's text is much faster where 0%, 1% or 2% of the draft is right",
+        "plain: no strategy that keeps the target's text is much faster if 0%, 1% or 2% of the draft is right",
     ),
     "only one that may change the text is faster": (
         SITUATION,
         (1.0,),
         ["judge"],
-        "plain: no strategy that keeps the target's text is much faster where 100% of the draft is right",
+        "plain: no strategy that keeps the target's text is much faster if 100% of the draft is right",
     ),
     "faster, for more money": (
         SITUATION,
         (0.8,),
         ["predict", "judge"],
-        "use: --strategy predict where 80% of the draft is right (1.30x for +16% cost)",
+        "use: --strategy predict if 80% of the draft is right (1.30x for +16% cost)",
     ),
     "no strategy at all": (
         SITUATION,
         (0.8,),
         [],
-        "plain: no strategy that keeps the target's text is much faster where 80% of the draft is right",
+        "plain: no strategy that keeps the target's text is much faster if 80% of the draft is right",
     ),
 }
 

@@ -104,7 +104,7 @@ async def test_a_comparison_says_what_comes_first(capsys: pytest.CaptureFixture[
     out, err, server = await run_at_server(capsys, "--compare", "--strategy", "race")
     assert out == ANSWER
     asked, timed, _, summary, reason, advice, alone = err.splitlines()
-    assert re.fullmatch(r"llm-spec: asked vllm:any what it can do \(\d+\.\d\d s\)", asked)
+    assert re.fullmatch(r"llm-spec: found out what vllm:any can do \(\d+\.\d\d s\)", asked)
     assert re.fullmatch(r"llm-spec: timed vllm:any alone, with the prompt read before: 30 tokens in \d\.\d{3} s", timed)
     assert re.fullmatch(r"race \(exact\): \d+ tokens in 1 plain step, \d\.\d{3} s", summary)
     assert reason == f"no speculation: {PLAIN_REASONS['nothing_drafted']}"

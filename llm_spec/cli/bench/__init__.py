@@ -1,1 +1,1 @@
-"""`llm-spec bench`: contenders, measuring, figures, reports; nothing but the command imports it."""
+"""`llm-spec bench`: contenders, measurement, figures and reports."""

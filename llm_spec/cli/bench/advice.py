@@ -1,7 +1,8 @@
-"""What a measurement says to use: the last line of a report.
+"""The advice in the last line of a report.
 
-It goes by the verdicts and intervals of the table, and computes none of its own. An interval narrows with the square
-root of the number of prompts. Once it is as narrow as a gain of `WORTHWHILE_GAIN`, it cannot hold both 1 and that gain.
+It follows from the verdicts and intervals of the table. An interval narrows with the square root of
+the number of prompts. Once it is as narrow as a gain of `WORTHWHILE_GAIN`, it cannot hold both 1
+and that gain.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from llm_spec.cli.bench.report import BenchReport, format_estimate_interval, for
 
 __all__ = ["WORTHWHILE_GAIN", "BenchAdvice", "find_advice"]
 
-WORTHWHILE_GAIN: Final = 0.05  # the least that more prompts are to show, or a plan to promise
+# the smallest gain that more prompts should show or a plan should promise
+WORTHWHILE_GAIN: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchAdvice:
-    """Which contender to use, by its name, and the line that says so.
+    """The name of the contender to use, and the line that says so.
 
-    more_prompts: so many more would tell whether another one is faster; None if that is told, or they would not help.
+    `more_prompts`: how many more prompts would show whether another contender is faster, or None if
+    that is known or more prompts would not help.
     """
 
     use: str
@@ -36,7 +39,7 @@ class _Measured(NamedTuple):
 
 
 def find_advice(report: BenchReport) -> BenchAdvice | None:
-    """The advice; None if nothing was compared with plain, or plain failed."""
+    """Return the advice, or None if nothing was compared with plain, or plain failed."""
     compared = [summary for summary in report.contenders if summary.kind in ("pair", "other")]
     if not compared or report.plain.failure is not None:
         return None
@@ -58,7 +61,7 @@ def _get_ratio(measured: _Measured) -> float:
 
 
 def _may_be_faster(median: RatioEstimate) -> bool:
-    """Whether the interval leaves room for a gain that is worthwhile."""
+    """Return True if the interval leaves room for a worthwhile gain."""
     return median.high is None or median.high >= 1 + WORTHWHILE_GAIN
 
 
@@ -82,5 +85,5 @@ def _advise_to_measure_more(median: RatioEstimate, report: BenchReport) -> Bench
         narrowing = math.log(median.high / median.low) / math.log(1 + WORTHWHILE_GAIN)
         more = math.ceil(median.num_units * (narrowing**2 - 1)) * size
         shown = f"{report.plain.name}: no difference shown"
-        text = f"{shown}; about {more} prompts more would tell {WORTHWHILE_GAIN:.0%}"
+        text = f"{shown}; about {more} more prompts would show a gain of {WORTHWHILE_GAIN:.0%}"
     return BenchAdvice(use=report.plain.name, text=text, more_prompts=more)

@@ -1,4 +1,4 @@
-"""`llm-spec bench`: what speculation gives on the user's own prompts."""
+"""`llm-spec bench`: measure the speedup on the user's own prompts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ __all__ = ["run_bench_command"]
 
 
 def run_bench_command(arguments: argparse.Namespace) -> int:
-    """Measure, and report; also what there is when Ctrl-C ends it. The models are loaded before there is a loop."""
+    """Measure, and write the reports, also after Ctrl-C.
+
+    The models are loaded before an event loop runs.
+    """
     for path in arguments.output:
         check_report_path(path)
     prompts, data = _load_bench_prompts(arguments)
@@ -62,7 +65,7 @@ def run_bench_command(arguments: argparse.Namespace) -> int:
 
 
 def _measure_unless_interrupted(run: BenchRun, models: AsyncExitStack) -> bool:
-    """Measure and close the models; whether Ctrl-C has ended it."""
+    """Measure and close the models; returns True if Ctrl-C ended the measurement."""
 
     async def measure_and_close() -> None:
         async with models:
@@ -90,7 +93,7 @@ def _print_and_write_reports(report: BenchReport, paths: Sequence[str], *, is_in
 
 
 def _load_bench_prompts(arguments: argparse.Namespace) -> tuple[list[BenchPrompt], str]:
-    """The prompts, and where they are from."""
+    """Return the prompts and a text that names their sources."""
     check_number(ConfigError, "num-prompts", arguments.num_prompts, 1, integer=True)
     check_number(ConfigError, "max-turns", arguments.max_turns, 1, integer=True)
     given = [prompt_from_text(text, number) for number, text in enumerate(arguments.prompt, 1)]

@@ -1,4 +1,4 @@
-"""What is compared: the target alone, twice, each draft with each strategy, and other models."""
+"""The contenders: the target alone, twice, each draft with each strategy, and other models."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ __all__ = [
 
 PLAIN_NAME: Final = "plain"
 _T = TypeVar("_T", LlmProvider, DraftProvider)
-_PLACE: Final = re.compile(r"@(?i:https?)://[^+]*|(?<=:)[^+@]*/")  # an address, or the folders of a path
-_MAX_FAILURES: Final = 3  # in a row: then a contender is left out
+# an address, or the folders of a path
+_PLACE: Final = re.compile(r"@(?i:https?)://[^+]*|(?<=:)[^+@]*/")
+_MAX_FAILURES: Final = 3  # in a row, until a contender is left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContenderSpec:
-    """A contender by the names of its parts. `again` is plain a second time, which shows how much noise there is."""
+    """A contender by the names of its parts.
+
+    `again` is plain a second time. It shows how much noise there is.
+    """
 
     name: str
     kind: Literal["plain", "again", "pair", "other"]
@@ -45,7 +49,7 @@ class ContenderSpec:
 
 @dataclass
 class Contender:
-    """A contender with its models; `failure` says why it is left out from here on."""
+    """A contender with its models; `failure` says why it is left out from now on."""
 
     spec: ContenderSpec
     target: LlmProvider | None = None
@@ -56,11 +60,11 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return self.spec.name
 
     def make_decoder(self) -> SpeculativeDecoder | None:
-        """A decoder that has learnt nothing yet, nor has its draft. None: there is no target."""
+        """Return a new decoder with a fresh draft, or None if there is no target."""
         if self.target is None:
             return None
         return SpeculativeDecoder(
@@ -70,7 +74,10 @@ class Contender:
         )
 
     def drop_if_failing(self, error: Exception | None) -> None:
-        """Leave it out where it cannot work, or has failed several times in a row, for what was the first reason."""
+        """Leave the contender out if it cannot work, or after several failures in a row.
+
+        `failure` is then the first of these errors.
+        """
         if error is None:
             self.failures_in_a_row.clear()
             return
@@ -80,7 +87,7 @@ class Contender:
 
 
 def format_error_without_secrets(error: Exception) -> str:
-    """One line without what is secret in an address."""
+    """Return an error in one line, without secrets of addresses."""
     line = " ".join(str(error).split()) if isinstance(error, LlmSpecError) else format_error_line(error)
     return strip_credentials(line)
 
@@ -88,9 +95,9 @@ def format_error_without_secrets(error: Exception) -> str:
 def list_contenders(
     target: str, drafts: Sequence[str], strategies: Sequence[str], others: Mapping[str, str]
 ) -> list[ContenderSpec]:
-    """Plain, plain again, every draft with every strategy, and the others by their names.
+    """Return plain, plain again, every draft with every strategy, and the others by their names.
 
-    Raises ConfigError for a name that two of them would have.
+    Raises ConfigError if two contenders have the same name.
     """
     listed = [
         ContenderSpec(name=PLAIN_NAME, kind="plain", target=target),
@@ -110,7 +117,7 @@ def list_contenders(
 
 
 def _shorten_draft_names(drafts: Sequence[str]) -> dict[str, str]:
-    """Drafts by their strings without addresses and folders, where that tells them apart."""
+    """Return names of drafts without addresses and folders, if the short names differ."""
     names = {draft: _PLACE.sub("", draft) for draft in drafts}
     is_clear = len(set(names.values())) == len(names)
     return names if is_clear else {draft: strip_credentials(draft) for draft in drafts}
@@ -119,11 +126,11 @@ def _shorten_draft_names(drafts: Sequence[str]) -> dict[str, str]:
 def open_contenders(
     specs: Iterable[ContenderSpec], config: SpeculativeConfig, stack: AsyncExitStack
 ) -> list[Contender]:
-    """Open their models, which `stack` closes; `config` is that of all but for the strategy.
+    """Open the models, which `stack` closes; `config` applies to all, with each one's strategy.
 
-    One that cannot be loaded has a `failure`. A model in this process is loaded once. Each contender has a client of
-    its own to a server, so that none knows what another has found out. Raises ConfigError for a string that names
-    nothing, and whatever keeps the target from being opened.
+    A contender that cannot be loaded has a `failure`. A model in this process is loaded once. Each
+    contender has its own client of a server, so that none uses what another has found out. Raises
+    ConfigError if a string names no model, and any error that keeps the target from being opened.
     """
     opener = _ModelOpener(stack)
     opened: list[Contender] = []
@@ -143,7 +150,7 @@ def open_contenders(
 
 
 class _ModelOpener:
-    """Models by their strings, opened when they are needed first."""
+    """Opens each model when it is first needed."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack

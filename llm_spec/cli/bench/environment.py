@@ -1,4 +1,4 @@
-"""On what a measurement ran: machine, versions, date."""
+"""The environment of a measurement: machine, versions, date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _PACKAGES: Final = ("llm-spec", "aiohttp", "openai", "anthropic", "numpy", "onnx
 
 @dataclass(frozen=True, kw_only=True)
 class BenchEnvironment:
-    """The machine and the packages. `cores` are those that this process may use; `accelerator` is torch's, if any."""
+    """The machine and the packages.
+
+    `cores` counts the cores that this process may use. `accelerator` is the GPU that torch uses, if
+    any.
+    """
 
     date: str
     python: str
@@ -34,7 +38,7 @@ class BenchEnvironment:
 
     @classmethod
     def read_current(cls) -> BenchEnvironment:
-        """As it is now; packages that are not installed are left out."""
+        """Read the current values; packages that are not installed are left out."""
         return cls(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             python=platform.python_version(),
@@ -47,7 +51,10 @@ class BenchEnvironment:
 
 
 def read_system_load() -> float | None:
-    """Processes that ran or waited to, on average over the last minute; None where the system does not tell."""
+    """Return the mean number of running or waiting processes over the last minute.
+
+    Returns None if the system does not report it.
+    """
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -60,7 +67,7 @@ def _read_cpu_name() -> str:
 
 
 def _find_gpu_name() -> str | None:
-    """The GPU, where a model has loaded torch already."""
+    """Return the name of the GPU if torch is already imported and has one."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
 

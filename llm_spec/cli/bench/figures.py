@@ -1,11 +1,12 @@
-"""Numbers from pairs of times: ratios, their median and how sure it is. No I/O.
+"""Figures from pairs of times: ratios, their median and its confidence interval. No I/O.
 
-The interval of a median is that of its order statistics (the sign test turned round): the k-th smallest to the k-th
-largest ratio, with k so that they hold the true median in 95 % of all samples or more. It assumes nothing about the
-noise and draws no random numbers. The percentile bootstrap of a median, the usual choice, ends at order statistics as
-well, but too near ones: with 6 to 60 ratios of normal, heavy-tailed or spiky noise it held the true median in 91 to
-95 % of simulated samples, this one in 96 to 98 %. Ratios of sums have no interval: where single answers take
-much longer than the others, a studentized bootstrap over pairs held them in 87 %.
+The interval of a median uses order statistics (the sign test inverted): from the k-th smallest to
+the k-th largest ratio, with k such that they hold the true median in at least 95 % of all samples.
+It assumes nothing about the noise and draws no random numbers. The percentile bootstrap of a
+median, the usual choice, also ends at order statistics, but they are too close. With 6 to 60 ratios
+of normal, heavy-tailed or spiky noise it held the true median in 91 to 95 % of simulated samples;
+this interval held it in 96 to 98 %. Ratios of sums have no interval: if single answers take much
+longer than the others, a studentized bootstrap over pairs held them in only 87 %.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ __all__ = [
 ]
 
 CONFIDENCE: Final = 0.95
-MIN_UNITS: Final = 6  # of fewer, not even the least and the largest hold the median so surely
+MIN_UNITS: Final = 6  # with fewer, even the smallest and the largest do not hold the median in 95 %
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioEstimate:
-    """A median of ratios plain / contender (above 1: the contender is faster) and its 95 % interval.
+    """A median of ratios plain / contender and its 95 % interval.
 
-    `low` and `high` are None where there are fewer than `MIN_UNITS` ratios.
+    Above 1 the contender is faster. `low` and `high` are None if there are fewer than `MIN_UNITS`
+    ratios.
     """
 
     ratio: float
@@ -68,12 +70,12 @@ class RatioEstimate:
 
     @property
     def excludes_one(self) -> bool:
-        """Whether the interval leaves no room for "as fast as plain"."""
+        """True if the interval excludes "as fast as plain"."""
         return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
 
 
 def estimate_median_ratio(ratios: Sequence[float]) -> RatioEstimate | None:
-    """The median and its interval; None without ratios."""
+    """Return the median and its interval, or None without ratios."""
     if not ratios:
         return None
     ordered, rank = sorted(ratios), find_median_interval_rank(len(ratios))
@@ -82,14 +84,18 @@ def estimate_median_ratio(ratios: Sequence[float]) -> RatioEstimate | None:
 
 
 def compute_median_ratio(ratios: Sequence[float]) -> float:
-    """The median; of two middle ones the geometric mean, so that the inverse ratios have the inverse median."""
+    """Return the median; of two middle values, their geometric mean.
+
+    So the inverse ratios have the inverse median.
+    """
     return math.exp(statistics.median(map(math.log, ratios)))
 
 
 def find_median_interval_rank(num_values: int) -> int | None:
-    """The k for which the k-th smallest to the k-th largest value hold the median with 95 %; None: there is none.
+    """Return the rank k of the median's 95 % interval, or None if there are too few values.
 
-    They do not where fewer than k values lie on one side of it, and each lies there with probability 1/2.
+    The interval goes from the k-th smallest to the k-th largest value. It misses the median if
+    fewer than k values lie on one side of it, and each value lies there with probability 1/2.
     """
     num_outside, rank = 0, 0
     while True:
@@ -100,20 +106,22 @@ def find_median_interval_rank(num_values: int) -> int | None:
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """The value that so many percent do not exceed, interpolated; None without values."""
+    """Return a percentile, interpolated, or None without values."""
     if len(values) < 2:
         return values[0] if values else None
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-_EXCERPT: Final = 24  # characters of each text after the difference, and before it
+_EXCERPT: Final = 24  # characters before and after the difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextDifference:
-    """Where an answer leaves plain's: the first character and word that differ, counted from 1, and what is there.
+    """The first difference between an answer and plain's.
 
-    before: the end of what both say. plain, other: how each goes on; empty where it ends.
+    - `character`, `word`: the first that differ, counted from 1.
+    - `before`: the end of the text that both share.
+    - `plain`, `other`: how each text continues; empty if it ends there.
     """
 
     id: str
@@ -128,7 +136,7 @@ class TextDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class TextComparisonFigures:
-    """How many answers were compared with plain's, how many are equal, and the differences of the others."""
+    """How many answers were compared with plain's, how many equal it, and the differences."""
 
     num_compared: int
     num_same: int
@@ -138,7 +146,7 @@ class TextComparisonFigures:
 def compare_answer_texts(
     pairs: Sequence[tuple[AnswerRecord, AnswerRecord]], ids: Sequence[str]
 ) -> TextComparisonFigures:
-    """Pairs of plain's answer and another to the same request; `ids` are the prompts'."""
+    """Compare plain's answers with others to the same requests; `ids` are the prompts' ids."""
     found: list[TextDifference] = []
     for plain, other in pairs:
         difference = find_first_difference(plain, other, ids[plain.key.prompt])
@@ -148,7 +156,7 @@ def compare_answer_texts(
 
 
 def find_first_difference(plain: AnswerRecord, other: AnswerRecord, prompt_id: str) -> TextDifference | None:
-    """The first difference of two answers, reasoning included; None where they say the same."""
+    """Return the first difference of two answers, reasoning included, or None if they are equal."""
     ours, theirs = plain.reasoning + plain.text, other.reasoning + other.text
     if ours == theirs:
         return None
@@ -172,7 +180,10 @@ NUM_FIRST: Final = 10
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRatio:
-    """Plain's time for a prompt / the contender's, the median of its runs. `prompt` is the prompt's index."""
+    """Plain's time for a prompt / the contender's: the median of its runs.
+
+    `prompt` is the prompt's index.
+    """
 
     prompt: int
     id: str
@@ -182,7 +193,7 @@ class PromptRatio:
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryRatio:
-    """The median of the prompts of one category."""
+    """The median ratio of the prompts of one category."""
 
     category: str
     estimate: RatioEstimate
@@ -190,11 +201,14 @@ class CategoryRatio:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedupRatioFigures:
-    """Times of plain / times of the contender, of the prompts that both have answered.
+    """Times of plain / times of the contender, for the prompts that both have answered.
 
-    median: over units, which are prompts or, where several are answered at once, the groups of these; a group's ratio
-    is that of throughput. totals: ratio of the sums. first_ten: that of the first ten requests of a decoder.
-    clock_speedup: the median of the answers for which the library reports one, `reported_speedup`.
+    - `median`: over units. A unit is a prompt, or a group of prompts that are answered at the same
+      time; a group's ratio is one of throughput.
+    - `totals`: the ratio of the summed times.
+    - `first_ten`: the ratio for a decoder's first ten requests.
+    - `clock_speedup`: the median over the answers for which the library reports a speedup;
+      `reported_speedup` is the median of those reports.
     """
 
     median: RatioEstimate | None
@@ -207,7 +221,7 @@ class SpeedupRatioFigures:
 
     @property
     def worst_prompt(self) -> PromptRatio | None:
-        """The prompt with the least ratio."""
+        """The prompt with the smallest ratio."""
         return min(self.prompts, key=lambda prompt: prompt.ratio, default=None)
 
     @property
@@ -218,21 +232,25 @@ class SpeedupRatioFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyFigures:
-    """Median and 90th percentile of one time over all answers, in seconds; None: no answer has it."""
+    """Median and 90th percentile of one time, in seconds; None if no answer has it."""
 
     median_s: float | None
     p90_s: float | None
 
     @classmethod
     def from_times_s(cls, values: Iterable[float | None]) -> LatencyFigures:
-        """Of those that are known."""
+        """Compute the figures of the values that are not None."""
         known = [value for value in values if value is not None]
         return cls(median_s=percentile(known, 50), p90_s=percentile(known, 90))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeFigures:
-    """To the first token, between tokens (an answer's mean), the longest pause of an answer, and the whole."""
+    """Times of all answers.
+
+    They are the time to the first token, the mean time between tokens, the longest pause and the
+    whole time of an answer.
+    """
 
     first: LatencyFigures
     between: LatencyFigures
@@ -243,10 +261,12 @@ class TimeFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationFigures:
-    """How much was speculated. The shares are of requests and of the answers' tokens.
+    """How much was speculated.
 
-    accepted_share: tokens that were drafted and accepted. drafted_at, accepted_at: [n]: rounds that drafted, and
-    accepted, a token at position n.
+    - `request_share`: the share of requests with speculation.
+    - `accepted_share`: the share of the answers' tokens that were drafted and accepted.
+    - `drafted_at`, `accepted_at`: `[n]` is the number of rounds that drafted, or accepted, a token
+      at position n.
     """
 
     request_share: float
@@ -259,10 +279,10 @@ class SpeculationFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFigures:
-    """Tokens of all answers: what the target read and wrote, what the answers have, what the draft read and wrote.
+    """Tokens of all answers, and what the target and the draft read and wrote for them.
 
-    cost: of target and draft, `draft_cost` the draft's part, in the currency of the prices; None: a price or a count is
-    not known.
+    `cost` is the cost of target and draft, and `draft_cost` the draft's part, in the currency of
+    the prices. Both are None if a price or a count is not known.
     """
 
     input: int
@@ -279,7 +299,10 @@ class TokenFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class ContenderSummary:
-    """All figures of one contender. `failure` says why it was left out; what it did before counts."""
+    """All figures of one contender.
+
+    `failure` says why it was left out. Its answers before that count.
+    """
 
     name: str
     kind: str
@@ -301,7 +324,7 @@ _Turns: TypeAlias = "dict[tuple[int, int], list[AnswerRecord]]"  # by run and pr
 
 
 class BenchSummarizer:
-    """Figures of contenders from the records of all; the others are compared with `plain`."""
+    """Computes the figures of contenders from all records, compared with those of `plain`."""
 
     def __init__(
         self,
@@ -320,7 +343,7 @@ class BenchSummarizer:
             self._blocks[block.contender].append(block)
 
     def summarize(self, spec: ContenderSpec, failure: str | None = None) -> ContenderSummary:
-        """The figures of one contender, of what there is."""
+        """Return the figures of one contender, from the records so far."""
         answers = self._answers[spec.name]
         good = [answer for answer in answers if answer.error is None]
         errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error is not None))
@@ -344,7 +367,7 @@ class BenchSummarizer:
             tokens=_summarize_tokens(good),
         )
 
-    # ------------------------------------------------------------------------------------- pairs with plain
+    # ----------------------------------------------------------------------------- pairs with plain
 
     def _compare_times_with_plain(self, name: str) -> SpeedupRatioFigures:
         pairs = self._pair_with_plain_answers(name)
@@ -363,13 +386,16 @@ class BenchSummarizer:
         )
 
     def _pair_with_plain_answers(self, name: str) -> list[tuple[AnswerRecord, AnswerRecord]]:
-        """Plain's and the contender's answers to the same requests, in the order of the prompts."""
+        """Return pairs of plain's and the contender's answers, in the order of the prompts."""
         plain = {_get_request_key(answer): answer for answer in self._answers[self._plain] if answer.error is None}
         others = {_get_request_key(answer): answer for answer in self._answers[name] if answer.error is None}
         return [(plain[request], others[request]) for request in sorted(plain.keys() & others.keys())]
 
     def _find_prompt_ratios(self, name: str) -> tuple[PromptRatio, ...]:
-        """Of whole conversations: of each run of a prompt the sum of its turns, if both have answered all of them."""
+        """Return a ratio for each prompt that both have answered completely.
+
+        The time of a run is the sum of the conversation's turns.
+        """
         plain, other = _group_turns(self._answers[self._plain]), _group_turns(self._answers[name])
         ratios: dict[int, list[float]] = defaultdict(list)
         for run, prompt in sorted(plain.keys() & other.keys()):
@@ -387,7 +413,7 @@ class BenchSummarizer:
         )
 
     def _find_block_ratios(self, name: str) -> list[float]:
-        """Of groups of prompts that were answered at once: the time until all were answered."""
+        """Return a ratio for each group of prompts: of the times until all were answered."""
         plain, other = self._sum_block_times(self._plain), self._sum_block_times(name)
         ratios: dict[int, list[float]] = defaultdict(list)
         for run, block in sorted(plain.keys() & other.keys()):
@@ -395,7 +421,10 @@ class BenchSummarizer:
         return [compute_median_ratio(values) for values in ratios.values()]
 
     def _sum_block_times(self, name: str) -> dict[tuple[int, int], float]:
-        """The times of groups by run and group, without those in which an answer failed or is missing."""
+        """Return the times of groups by run and group.
+
+        Groups with a failed or missing answer are left out.
+        """
         sums: dict[tuple[int, int], float] = defaultdict(float)
         num_turns: Counter[tuple[int, int]] = Counter()
         for block in self._blocks[name]:
@@ -418,7 +447,7 @@ class BenchSummarizer:
         return tuple(CategoryRatio(category=c, estimate=estimate) for c, estimate in estimates.items() if estimate)
 
     def _compare_first_requests(self, name: str) -> float | None:
-        """The first requests of each run together, the median of the runs."""
+        """Return the ratio for the first requests of each run, as the median of the runs."""
         by_run: dict[int, list[tuple[AnswerRecord, AnswerRecord]]] = defaultdict(list)
         for pair in self._pair_with_plain_answers(name):
             by_run[pair[0].key.run].append(pair)

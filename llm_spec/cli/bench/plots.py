@@ -1,4 +1,8 @@
-"""Plots as SVG, as wide as the page: places are percentages, so that text keeps its size. Colours are the page's."""
+"""SVG plots as wide as the page.
+
+Positions are percentages, so that text keeps its size. The colours come from the page's style
+sheet.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +29,20 @@ _RATIO_TICKS: Final = (
     (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
     (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
     (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5),
-)  # the finest that has room
+)  # coarse to fine; the finest that has room is used
 _MAX_TICKS: Final = 7
 _ROW: Final = 54  # pixels
 _TOP, _HEIGHT, _BOTTOM = 10, 150, 24
 
 
 def escape_html(text: str) -> str:
-    """Text for a page, which is nothing but text whatever it holds."""
+    """Escape a text for the page, so that it cannot contain markup."""
     return escape(escape_control_characters(text))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioDot:
-    """A ratio, and what is shown for it."""
+    """A ratio and its label."""
 
     value: float
     label: str
@@ -46,7 +50,7 @@ class RatioDot:
 
 @dataclass(frozen=True, kw_only=True)
 class RatioStrip:
-    """The ratios of one contender: `index` chooses its colour."""
+    """The ratios of one contender; `index` selects its colour."""
 
     name: str
     index: int
@@ -58,7 +62,7 @@ class RatioStrip:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareCurve:
-    """Points (x, y) with y from 0 to 1."""
+    """Points (x, y), with y from 0 to 1."""
 
     name: str
     index: int
@@ -66,7 +70,10 @@ class ShareCurve:
 
 
 def draw_ratio_strips(strips: Sequence[RatioStrip]) -> str:
-    """A row for each contender: a dot for each prompt on a logarithmic axis, the median and its interval."""
+    """Draw a row for each contender.
+
+    A row has a dot for each prompt on a logarithmic axis, the median and its interval.
+    """
     values = [dot.value for strip in strips for dot in strip.dots] + [0.95, 1.05]
     low, high = math.log(min(values)) - 0.03, math.log(max(values)) + 0.03
 
@@ -87,7 +94,7 @@ def draw_ratio_strips(strips: Sequence[RatioStrip]) -> str:
             ends = f'x1="{place(strip.low)}" x2="{place(strip.high)}"'
             parts.append(f'<line class="interval s{strip.index}" {ends} y1="{middle}" y2="{middle}"/>')
         for number, dot in enumerate(strip.dots):
-            y = middle + (number * 7 % 11 - 5)  # apart, so that dots of one value are seen
+            y = middle + (number * 7 % 11 - 5)  # spread, so that dots of equal value stay visible
             parts.append(
                 f'<circle class="dot s{strip.index}" cx="{place(dot.value)}" cy="{y}" r="3.5">'
                 f"<title>{escape_html(dot.label)}</title></circle>"
@@ -98,7 +105,7 @@ def draw_ratio_strips(strips: Sequence[RatioStrip]) -> str:
 
 
 def _choose_ratio_ticks(low: float, high: float) -> Sequence[float]:
-    """Round ratios inside, 1 among them; the finer ones only where they reach both ends."""
+    """Return round ratios in the range, including 1; finer ones only if they reach both ends."""
     inside = [[tick for tick in ticks if low <= math.log(tick) <= high] for ticks in _RATIO_TICKS]
     fitting = [
         ticks
@@ -111,7 +118,7 @@ def _choose_ratio_ticks(low: float, high: float) -> Sequence[float]:
 def draw_share_curves(
     title: str, curves: Sequence[ShareCurve], *, x_ticks: Sequence[tuple[float, str]], points: bool = False
 ) -> str:
-    """Lines over one axis, with shares from 0 to 100 % upwards; `x_ticks` are values and their labels."""
+    """Draw curves of shares from 0 to 100 %; `x_ticks` are values and their labels."""
     drawn = [x for curve in curves for x, _ in curve.points] + [x for x, _ in x_ticks]
     first, last = min(drawn, default=0.0), max(drawn, default=1.0)
 
@@ -144,14 +151,14 @@ def draw_share_curves(
 
 
 def choose_axis_ticks(end: float) -> list[float]:
-    """Four to six round numbers from 0 to less than `end`."""
+    """Return four to six round numbers from 0 to less than `end`."""
     step = 10.0 ** math.floor(math.log10(end))
     step = next(step * part for part in (0.2, 0.25, 0.5, 1.0, 2.0) if end / (step * part) < 5.5)
     return [step * number for number in range(math.ceil(0.93 * end / step))]
 
 
 def make_cumulative_distribution(values: Sequence[float], *, end: float) -> list[tuple[float, float]]:
-    """The share of values up to each, as steps from 0 to `end`; those beyond it are not shown."""
+    """Return the cumulative share of values as steps from 0 to `end`."""
     ordered = sorted(values)
     points = [(0.0, 0.0)]
     for number, value in enumerate(ordered, 1):

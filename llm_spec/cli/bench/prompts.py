@@ -1,4 +1,4 @@
-"""The prompts of a measurement: files of several formats, or those that come with the package."""
+"""The prompts of a measurement: from files of several formats, or from the package."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from llm_spec.contract.messages import ChatMessage
 __all__ = ["BenchPrompt", "get_default_prompts", "load_prompts", "prompt_from_text", "sample_prompts"]
 
 _LISTED_FIELDS: Final = "'prompt', 'messages', 'turns' or 'conversations'"
-_HUMANS: Final = ("human", "user")  # in files of ShareGPT
-_SHOWN: Final = 60  # characters of a value in an error
+_HUMANS: Final = ("human", "user")  # in ShareGPT files
+_SHOWN: Final = 60  # characters of a value that an error shows
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPrompt:
-    """A conversation: what is said in each turn before the model answers.
+    """A conversation: the messages of each turn before the model answers.
 
-    The answers between the turns are those of the target alone, so that all contenders have the same conversation.
+    The target's own answers come between the turns, so that all contenders have the same
+    conversation.
     """
 
     id: str
@@ -33,19 +34,25 @@ class BenchPrompt:
 
 
 def prompt_from_text(text: str, number: int) -> BenchPrompt:
-    """A prompt of one message."""
+    """Return a prompt of one user message."""
     if not text.strip():
         raise InvalidRequestError("a prompt is empty; give the user's message")
     return BenchPrompt(id=f"prompt {number}", turns=((ChatMessage("user", text),),))
 
 
 def load_prompts(path: str) -> list[BenchPrompt]:
-    """The prompts of a file: JSON lines, or one JSON array.
+    """Load the prompts of a file: JSON lines, or one JSON array.
 
-    A record has `prompt` (a text), `messages` (OpenAI's; an answer at their end is left out), `turns` (texts of the
-    user, as in Spec-Bench) or `conversations` (ShareGPT: what the human said is the turns; without such a message the
-    record is left out), and may have `category` and `id` or `question_id`. Raises InvalidRequestError with the line
-    of what cannot be read.
+    A record has one of these fields:
+
+    - `prompt`: a text.
+    - `messages`: messages in OpenAI's format. Answers at the end are left out.
+    - `turns`: texts of the user, as in Spec-Bench.
+    - `conversations`: ShareGPT's format. The human's messages are the turns; a record without any
+      is left out.
+
+    It may also have `category`, and `id` or `question_id`. Raises InvalidRequestError with the
+    number of the line that cannot be read.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -55,7 +62,7 @@ def load_prompts(path: str) -> list[BenchPrompt]:
 
 
 def get_default_prompts(target: str) -> list[BenchPrompt]:
-    """The package's own prompts: chat, or, for the built-in models, code that they know."""
+    """Return the package's own prompts: code for the built-in models, which know it, else chat."""
     name = "code_prompts.jsonl" if target.startswith("builtin:") else "chat_prompts.jsonl"
     return _parse_prompts_text((files("llm_spec.cli.bench") / name).read_text(encoding="utf-8"), name)
 
@@ -63,7 +70,7 @@ def get_default_prompts(target: str) -> list[BenchPrompt]:
 def sample_prompts(
     prompts: Sequence[BenchPrompt], *, seed: int, num_prompts: int | None = None, max_turns: int | None = None
 ) -> list[BenchPrompt]:
-    """So many prompts, drawn by the seed, in their order, and so many turns of each."""
+    """Draw `num_prompts` prompts by the seed, keep their order, and cut each to `max_turns`."""
     if num_prompts is not None and num_prompts < len(prompts):
         drawn = random.Random(seed).sample(range(len(prompts)), num_prompts)  # noqa: S311 - no secret
         prompts = [prompts[index] for index in sorted(drawn)]
@@ -86,7 +93,7 @@ def _parse_prompts_text(text: str, name: str) -> list[BenchPrompt]:
 
 
 def _iterate_json_lines(text: str, name: str) -> Iterator[tuple[int, object]]:
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 may stand in a text
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: a text may contain U+2028
         if line.strip():
             try:
                 yield number, json.loads(line)
@@ -95,7 +102,7 @@ def _iterate_json_lines(text: str, name: str) -> Iterator[tuple[int, object]]:
 
 
 def _iterate_json_array(text: str, name: str) -> Iterator[tuple[int, object]]:
-    """The items of an array, each with the line that it begins in."""
+    """Yield the items of an array, each with the number of its first line."""
     decoder, at, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
     while True:
         at = _skip_whitespace(text, at)
@@ -121,7 +128,7 @@ def _skip_whitespace(text: str, at: int) -> int:
 
 
 def _parse_prompt_record(value: object, number: int) -> BenchPrompt | None:
-    """A prompt; None where a recorded conversation has no message of a human."""
+    """Return a prompt, or None if a recorded conversation has no message of a human."""
     record = _as_mapping_or_none(value)
     if record is None:
         raise InvalidRequestError(f"{_format_value_shortened(value)} is not a JSON object")
@@ -151,10 +158,10 @@ def _parse_turns_field(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
 
 def _parse_messages_field(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
     messages = [ChatMessage.from_openai(message) for message in _require_list("messages", value)]
-    while messages and messages[-1].role == "assistant":  # the answer that somebody else's model gave
+    while messages and messages[-1].role == "assistant":  # the recorded answer of another model
         messages.pop()
     if not messages:
-        raise InvalidRequestError("messages has nothing but answers; it must end with a message to be answered")
+        raise InvalidRequestError("messages has only answers; it must end with a message to answer")
     return (tuple(messages),)
 
 

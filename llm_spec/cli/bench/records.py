@@ -1,4 +1,4 @@
-"""What is kept of each answer and of each group of answers: flat values, which every report reads."""
+"""Records of each answer and of each group of answers: flat values that all reports read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["AnswerKey", "AnswerRecord", "PromptBlockRecord", "make_answer_record
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerKey:
-    """Which answer it is. `prompt` is the prompt's index, `place` the contender's in the order of this prompt."""
+    """Identifies an answer.
+
+    `prompt` is the prompt's index, `place` the contender's in the order for this prompt.
+    """
 
     run: int
     block: int
@@ -27,12 +30,15 @@ class AnswerKey:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRecord:
-    """One answer. Times are seconds by the clock around the public call, None where nothing came.
+    """One answer. Times are seconds by the clock around the public call, or None if nothing came.
 
-    between_s: mean time between tokens after the first. longest_pause_s: longest wait between two pieces of the answer.
-    drafted_at, accepted_at: [n]: rounds in which a token was drafted, and accepted, at position n.
-    cost: of target and draft, `draft_cost` the draft's part, in the currency of the prices; None: not known.
-    error: why there is no answer.
+    - `between_s`: mean time between tokens after the first.
+    - `longest_pause_s`: longest wait between two pieces of the answer.
+    - `drafted_at`, `accepted_at`: `[n]` is the number of rounds that drafted, or accepted, a token
+      at position n.
+    - `cost`: of target and draft, and `draft_cost` the draft's part, in the currency of the prices,
+      or None if not known.
+    - `error`: why there is no answer.
     """
 
     key: AnswerKey
@@ -64,7 +70,7 @@ class AnswerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBlockRecord:
-    """Prompts that a contender answered at once: the time until the last answer was there."""
+    """Prompts that a contender answered at the same time, and the time until the last answer."""
 
     run: int
     block: int
@@ -76,7 +82,7 @@ class PromptBlockRecord:
 def make_answer_record(
     key: AnswerKey, result: SpeculativeResult, pieces_s: Sequence[float], total_s: float
 ) -> AnswerRecord:
-    """A record of an answer whose pieces came at these times, in seconds since the call."""
+    """Make a record of an answer; `pieces_s` are seconds from the call to each piece."""
     num_tokens = result.num_tokens
     if num_tokens is None:
         num_tokens = count_piece_tokens(TextDelta(result.content))
@@ -114,7 +120,7 @@ def make_answer_record(
 
 
 def _count_drafted_and_accepted_at(rounds: Sequence[Round]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each position of a draft: rounds that drafted a token there, and rounds that accepted it."""
+    """Count the rounds that drafted, and accepted, a token at each position of a draft."""
     width = max((r.num_draft_tokens for r in rounds), default=0)
     drafted, accepted = [0] * width, [0] * width
     for r in rounds:

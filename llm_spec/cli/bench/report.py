@@ -1,4 +1,4 @@
-"""A measurement as one value: settings, figures, records; and how all reports write numbers."""
+"""The results of a measurement as one value, and the number formats of all reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """All that reports show. The first contender is plain; `data` says where the prompts are from."""
+    """The data of all reports.
+
+    The first contender is plain. `data` names the source of the prompts.
+    """
 
     data: str
     options: BenchOptions
@@ -52,7 +55,7 @@ class BenchReport:
     def from_run(
         cls, run: BenchRun, *, data: str, environment: BenchEnvironment, loads: tuple[float | None, float | None]
     ) -> BenchReport:
-        """What a measurement, finished or not, says."""
+        """Make a report of a measurement, finished or not."""
         contenders: Sequence[Contender] = run.contenders
         summarizer = BenchSummarizer(run.prompts, run.answers, run.blocks, contenders[0].name)
         medians = {name: percentile(values, 50) for name, values in run.priming_s.items()}
@@ -71,14 +74,14 @@ class BenchReport:
 
 
 def describe_bench_conditions(report: BenchReport) -> list[str]:
-    """How it was measured, in lines for people."""
+    """Describe how it was measured, in lines for people."""
     options, environment = report.options, report.environment
     sampling = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
     runs = "" if options.repeat == 1 else f", {options.repeat} runs"
     at_once = "one at a time" if options.concurrency == 1 else f"{options.concurrency} at once"
     versions = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
     loads = [f"{load:.2f}" for load in (report.load_before, report.load_after) if load is not None]
-    cut = "" if report.is_complete else f"Not finished: {report.plain.num_answers} answers of plain are there.\n"
+    cut = "" if report.is_complete else f"Not finished: plain has given {report.plain.num_answers} answers.\n"
     primed = [f"{name} {format_seconds(seconds)}" for name, seconds in report.priming_s.items()]
     lines = [
         f"{cut}{report.plain.target}: {len(report.prompts)} prompts of {report.data}{runs}, {at_once}, {sampling}, "
@@ -92,12 +95,12 @@ def describe_bench_conditions(report: BenchReport) -> list[str]:
     if options.concurrency > 1:
         lines.append(f"Medians are of throughput, by groups of {options.concurrency} prompts")
     if primed:
-        lines.append(f"Each prompt was read once before, not timed with the answers: {', '.join(primed)} (median)")
+        lines.append(f"Each prompt was read once in advance, outside of all times: {', '.join(primed)} (median)")
     return [part for line in lines for part in line.split("\n")]
 
 
 def _describe_contender_models(contenders: Sequence[ContenderSummary]) -> list[str]:
-    """What the names of contenders mean."""
+    """Explain the names of contenders."""
     drafts = dict.fromkeys(summary.draft for summary in contenders if summary.draft is not None)
     others = [f"{summary.name} = {summary.target}" for summary in contenders if summary.kind == "other"]
     lines = [f"Drafts: {', '.join(drafts)}"] if drafts else []
@@ -105,32 +108,32 @@ def _describe_contender_models(contenders: Sequence[ContenderSummary]) -> list[s
 
 
 def describe_measurement_noise(report: BenchReport) -> str | None:
-    """What plain against plain says of all other figures; None where it was not measured."""
+    """Describe the ratio of plain against plain, or return None if it was not measured."""
     again = next((summary for summary in report.contenders if summary.kind == "again"), None)
     if again is None or again.ratios.median is None or again.ratios.median.low is None:
         return None
     interval = format_estimate_interval(again.ratios.median)
     if again.ratios.median.excludes_one:
-        return f"Plain against itself is {interval}: something other than noise differs, so trust no ratio near that."
+        return f"Plain against itself is {interval}: more than noise differs, so do not trust ratios near that."
     return f"Noise: plain against itself is {interval}."
 
 
 def format_ratio(value: float | None) -> str:
-    """Such as 1.52x, with three decimals near 1."""
+    """Format a ratio, such as 1.52x, with three decimals near 1."""
     if value is None:
         return ""
     return f"{value:.3f}x" if 0.9 < value < 1.1 else f"{value:.2f}x"
 
 
 def format_estimate_interval(estimate: RatioEstimate) -> str:
-    """From its low to its high end."""
+    """Format the interval of an estimate."""
     if estimate.low is None:
         return ""
     return f"{format_ratio(estimate.low)} to {format_ratio(estimate.high)}"
 
 
 def format_seconds(value: float | None) -> str:
-    """In s or ms, with three digits."""
+    """Format seconds in s or ms, with three digits."""
     if value is None:
         return ""
     if value >= 100:
@@ -139,5 +142,5 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_as_percent(value: float | None) -> str:
-    """In percent."""
+    """Format a share in percent."""
     return "" if value is None else f"{value:.0%}"

@@ -1,4 +1,4 @@
-"""The report as files: JSON with everything, CSV with a row for each answer, HTML."""
+"""The report as files: JSON with all data, CSV with a row for each answer, HTML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORMAT_VERSION: Final = 1
 
 
 def check_report_path(path: str) -> None:
-    """Raise ConfigError where no report can be written, before anything is measured."""
+    """Raise ConfigError if no report can be written to this path."""
     if Path(path).suffix not in _RENDERERS:
         raise ConfigError(f"output is {path!r}; its name must end in one of {', '.join(_RENDERERS)}")
     if not Path(path).absolute().parent.is_dir():
@@ -30,7 +30,10 @@ def check_report_path(path: str) -> None:
 
 
 def write_report(report: BenchReport, path: str) -> None:
-    """In the format of the name's ending; raises InvalidRequestError where the file cannot be written."""
+    """Write the report in the format of the file's extension.
+
+    Raises InvalidRequestError if the file cannot be written.
+    """
     try:
         Path(path).write_text(
             _RENDERERS[Path(path).suffix](report), encoding="utf-8", errors="backslashreplace", newline=""
@@ -40,7 +43,7 @@ def write_report(report: BenchReport, path: str) -> None:
 
 
 def render_json(report: BenchReport) -> str:
-    """Everything: settings, machine, figures of each contender, each prompt and each answer."""
+    """Render the settings, the machine, each contender's figures, each prompt and each answer."""
     contenders: list[dict[str, Any]] = []
     for summary in report.contenders:
         values = asdict(summary)
@@ -73,7 +76,7 @@ def render_json(report: BenchReport) -> str:
 
 
 def render_csv(report: BenchReport) -> str:
-    """One row for each answer, its text last."""
+    """Render one row for each answer, with its text last."""
     rows = [_flatten_answer_to_row(report, answer) for answer in report.answers]
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, [*(name for name in rows[0] if name != "text"), "text"], lineterminator="\n")

@@ -1,6 +1,6 @@
-"""The report as one HTML file: tables and plots, for light and dark screens and phones. It loads nothing.
+"""The report as one HTML file: tables and plots, for light and dark screens and phones.
 
-Whatever comes from a model, a server or a file is text and is escaped: `escape_html`.
+The page loads nothing. Text from a model, a server or a file is escaped by `escape_html`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from llm_spec.cli.bench.report_tables import (
 __all__ = ["render_report_page"]
 
 _MAX_POSITIONS: Final = 16
-_MIN_ROUNDS: Final = 10  # of fewer a share says little
+_MIN_ROUNDS: Final = 10  # a share of fewer rounds says little
 _NUM_COLOURS: Final = 9
 
 
 def render_report_page(report: BenchReport) -> str:
-    """The whole page."""
+    """Render the whole page."""
     style = (files("llm_spec.cli.bench") / "report.css").read_text(encoding="utf-8")
     title = f"llm-spec bench: {report.plain.target}"
     advice = find_advice(report)
@@ -67,7 +67,7 @@ def _render_section(title: str, content: str, kind: str = "") -> str:
 
 
 def _render_colour_chip(index: int, name: str) -> str:
-    """A contender's name, and its line as curves have it: colour and dashes."""
+    """Render a contender's name with its line as in the plots: colour and dashes."""
     line = f'<line class="curve s{index % _NUM_COLOURS}" x2="22" y1="5" y2="5"/>'
     return f'<span class="chip"><svg aria-hidden="true" width="22" height="10">{line}</svg>{escape_html(name)}</span>'
 

@@ -1,4 +1,4 @@
-"""The tables and notes of a report, which the terminal and the HTML file show alike."""
+"""The tables and notes of a report, the same on a terminal and in the HTML file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llm_spec.decoder.result import PLAIN_REASONS
 
 __all__ = ["ReportTable", "build_report_tables", "describe_text_difference", "list_report_notes"]
 
-_MAX_DIFFERENCES: Final = 3  # of each contender
+_MAX_DIFFERENCES: Final = 3  # shown for each contender
 _VERDICTS: Final = {"reference": "", "no difference": "no difference shown"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTable:
-    """Cells as text; each row begins with its contender, whose index is in `indexes`."""
+    """A table of texts. Each row begins with a contender's name; `indexes` has its index."""
 
     title: str
     head: tuple[str, ...]
@@ -36,7 +36,7 @@ class ReportTable:
     def create_without_empty_columns(
         cls, title: str, head: Sequence[str], rows: Mapping[int, Sequence[str]]
     ) -> ReportTable:
-        """Without the columns that are empty in all rows."""
+        """Make a table, leaving out the columns that are empty in all rows."""
         kept = [column for column in range(len(head)) if column == 0 or any(row[column] for row in rows.values())]
         return cls(
             title=title,
@@ -47,7 +47,7 @@ class ReportTable:
 
 
 def build_report_tables(report: BenchReport) -> list[ReportTable]:
-    """Speed, times, work and categories; a table without rows is left out."""
+    """Return the tables of speed, times, work and categories; a table without rows is left out."""
     everyone = dict(enumerate(report.contenders))
     answering = {index: summary for index, summary in everyone.items() if summary.num_answers}
     tables = [
@@ -165,7 +165,7 @@ def _format_category_table_row(summary: ContenderSummary, categories: Sequence[s
 
 
 def list_report_notes(report: BenchReport) -> list[str]:
-    """What the tables cannot say, one line each."""
+    """Return notes to the tables, one line each."""
     notes = [noise for noise in [describe_measurement_noise(report)] if noise is not None]
     for summary in report.contenders:
         notes += [f"{summary.name}: {note}" for note in _list_contender_notes(summary)]
@@ -193,7 +193,7 @@ def _format_prompt_with_ratio(prompt: PromptRatio) -> str:
 
 
 def describe_text_difference(difference: TextDifference) -> str:
-    """Where it is, and what plain says there and the contender."""
+    """Describe where the texts differ, and what plain and the contender say there."""
     place = f"{difference.id}" + (f", turn {difference.turn + 1}" if difference.turn else "")
     return (
         f"{place}, from character {difference.character} (word {difference.word}): "

@@ -1,4 +1,4 @@
-"""The report on a terminal: tables in plain text."""
+"""The report on a terminal: plain-text tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_NAME: Final = 34
 
 
 def format_text_report(report: BenchReport) -> str:
-    """The whole report."""
+    """Format the whole report."""
     tables = [_format_text_table(table) for table in build_report_tables(report)]
     advice = find_advice(report)
     parts = [
@@ -28,7 +28,7 @@ def format_text_report(report: BenchReport) -> str:
 
 
 def _format_text_table(table: ReportTable) -> str:
-    """Columns aligned, the first to the left."""
+    """Align the columns, the first to the left."""
     lines = [table.head, *((_shorten_middle(row[0]), *row[1:]) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = [
@@ -41,6 +41,6 @@ def _format_text_table(table: ReportTable) -> str:
 
 
 def _shorten_middle(name: str) -> str:
-    """Both ends of a long name, which tell more than its middle."""
+    """Shorten a long name in the middle, since its ends tell more."""
     half = (_MAX_NAME - 1) // 2
     return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"

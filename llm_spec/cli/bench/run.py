@@ -1,4 +1,7 @@
-"""Measuring: every contender answers every prompt, in balanced order, timed around the decoder's public call."""
+"""The measurement: every contender answers every prompt, in balanced order.
+
+Times are taken around the decoder's public call.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,12 @@ __all__ = [
 
 
 def iterate_contender_orders(num_contenders: int, seed: int) -> Iterator[list[int]]:
-    """Orders of contenders, for one prompt after another, without end.
+    """Yield the order of contenders for one prompt after another, without end.
 
-    So many orders in a row form a balanced square (Williams 1949): who answers first, and what a server still has of
-    who answered before, affects all alike. The contenders' places in each square, and the order of its rows, are
-    drawn by the seed. An odd number needs two squares, of which the second is the first one read backwards.
+    Each run of `num_contenders` orders is a balanced square (Williams 1949). So the first place,
+    and what a server's cache holds of the contender before, affect all contenders alike. The seed
+    draws the contenders' places in each square and the order of its rows. An odd number needs two
+    squares; the second is the first one reversed.
     """
     rng = random.Random(seed)  # noqa: S311 - no secret
     steps = [(index + 1) // 2 if index % 2 else -(index // 2) for index in range(num_contenders)]
@@ -52,13 +56,16 @@ _WARMUP_PROMPTS = ("Count from one to twenty in words.", "Name the months of the
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """How it is measured.
+    """The settings of a measurement.
 
-    concurrency: prompts that a contender answers at once. warmup: requests that each decoder answers before they are
-    timed. repeat: runs of all prompts, each with new decoders. seed: of the order, and of answers that a model in this
-    process samples. temperature: 0 is greedy. streams: `max_concurrent_streams` of the decoders. primes: each prompt
-    is sent to each target once before, for one token, so that the contender that comes first does not read it for all
-    who find it in the server's cache.
+    - `concurrency`: prompts that a contender answers at the same time.
+    - `warmup`: untimed requests to each decoder before the timed ones.
+    - `repeat`: runs of all prompts, each with new decoders.
+    - `seed`: of the order, and of the sampling of a model in this process.
+    - `temperature`: 0 is greedy.
+    - `streams`: `max_concurrent_streams` of the decoders.
+    - `primes`: whether each prompt is sent to each target once in advance, for one token. Otherwise
+      the first contender reads the prompt, and the others find it in the server's cache.
     """
 
     concurrency: int = 1
@@ -75,15 +82,17 @@ class BenchOptions:
         check_number(ConfigError, "warmup", self.warmup, 0, integer=True)
         check_number(ConfigError, "repeat", self.repeat, 1, integer=True)
         check_number(ConfigError, "seed", self.seed, 0, integer=True)
-        ChatRequest.create("", max_tokens=self.max_tokens, temperature=self.temperature)  # checks both
+        # checks both
+        ChatRequest.create("", max_tokens=self.max_tokens, temperature=self.temperature)
 
 
 class BenchRun:
-    """A measurement; `answers` and `blocks` hold what is there so far, also when it is cancelled.
+    """A measurement. `answers` and `blocks` hold the results so far, also after a cancellation.
 
-    The first contender is plain, with which the others are compared. A contender that fails is left out from then on;
-    where plain does, the measurement ends. `on_progress` is given how many answers there are, of how many, and whose
-    come next. `priming_s` are the times of first calls with a prompt, by target.
+    The others are compared with the first contender, plain. A contender that fails is left out from
+    then on; if plain fails, the measurement ends. `on_progress` gets the number of answers so far,
+    their planned number, and the name of the current contender. `priming_s` holds the times of the
+    first calls with a prompt, by target.
     """
 
     def __init__(
@@ -108,7 +117,7 @@ class BenchRun:
         self._decoders: list[SpeculativeDecoder | None] = []
 
     async def measure_all_contenders(self) -> None:
-        """Answer everything; fails for nothing that a model or server does."""
+        """Answer all prompts. No failure of a model or server raises."""
         await self._call_each_model_once()
         for run in range(self.options.repeat):
             self._decoders = [contender.make_decoder() for contender in self.contenders]
@@ -128,7 +137,10 @@ class BenchRun:
             yield range(start, min(start + size, len(self.prompts)))
 
     async def _measure_block(self, run: int, block: int, indexes: Sequence[int], order: Sequence[int]) -> None:
-        """All contenders' answers to some prompts, turn by turn; plain's become part of the conversation."""
+        """Let all contenders answer some prompts, turn by turn.
+
+        Plain's answers become part of the conversation.
+        """
         said: dict[int, tuple[ChatMessage, ...]] = dict.fromkeys(indexes, ())
         turn = 0
         while said := {i: said[i] + self.prompts[i].turns[turn] for i in said if turn < len(self.prompts[i].turns)}:
@@ -174,12 +186,12 @@ class BenchRun:
     async def _answer_timed(
         self, contender: Contender, decoder: SpeculativeDecoder, key: AnswerKey, said: tuple[ChatMessage, ...]
     ) -> AnswerRecord:
-        """One answer, timed; a failure is a record, too."""
+        """Time one answer; a failure gives a record, too."""
         request, began_s, failure = self._make_request(contender, said), now(), None
         try:
             result, pieces_s = await _answer_with_piece_times(decoder, request)
             record = make_answer_record(key, result, [at - began_s for at in pieces_s], _measure_s_since(began_s))
-        except Exception as error:  # noqa: BLE001 - whatever a contender's model or strategy raises ends that answer alone
+        except Exception as error:  # noqa: BLE001 - an error of a contender ends that answer alone
             failure = error
             record = AnswerRecord(key=key, total_s=_measure_s_since(began_s), error=format_error_without_secrets(error))
         contender.drop_if_failing(failure)
@@ -187,16 +199,19 @@ class BenchRun:
         return record
 
     def _make_request(self, contender: Contender, said: tuple[ChatMessage, ...]) -> ChatRequest:
-        """A seed is for models in this process: a server cannot give one to its streams and batches."""
+        """Make a request, with a seed for models in this process.
+
+        A server cannot give its streams and batches seeds of their own.
+        """
         options, target = self.options, contender.target
         is_seeded = options.temperature > 0 and target is not None and target.capabilities.token_model is not None
         seed = options.seed if is_seeded else None
         return ChatRequest.create(said, max_tokens=options.max_tokens, temperature=options.temperature, seed=seed)
 
-    # ------------------------------------------------------------------------------------ before it counts
+    # ----------------------------------------------------------------------------- before it counts
 
     async def _call_each_model_once(self) -> None:
-        """Call each model once: connections are made and kernels loaded."""
+        """Call each model once, so that connections are open and kernels are loaded."""
         request = ChatRequest.create(_WARMUP_PROMPTS[0], max_tokens=4, temperature=0.0)
         for contender in self.contenders:
             self._on_progress(0, self._num_planned, f"{contender.name}, first calls")
@@ -210,16 +225,16 @@ class BenchRun:
             if decoder is None:
                 continue
             self._on_progress(self._num_done, self._num_planned, f"{contender.name}, discovery")
-            with suppress(LlmSpecError):  # its answers will say so
+            with suppress(LlmSpecError):  # its answers report it
                 await decoder.discover()
             for number in range(self.options.warmup):
                 self._on_progress(self._num_done, self._num_planned, f"{contender.name}, warm-up")
                 text = f"{_WARMUP_PROMPTS[number % len(_WARMUP_PROMPTS)]} ({number + 1})"
-                with suppress(Exception):  # what is measured will fail as well
+                with suppress(Exception):  # the measured answers will fail as well
                     await _answer_with_piece_times(decoder, self._make_request(contender, (ChatMessage("user", text),)))
 
     async def _prefill_targets(self, conversations: Sequence[tuple[ChatMessage, ...]]) -> None:
-        """Let each target read the prompts, one token of the answer included."""
+        """Let each target read the prompts and write one token."""
         if not self.options.primes:
             return
         targets = {
@@ -233,14 +248,14 @@ class BenchRun:
 
 
 def _measure_s_since(began_s: float) -> float:
-    """Seconds since then; not 0, by a clock that is too coarse to tell."""
+    """Return the seconds since then, above 0 even if the clock is too coarse."""
     return max(now() - began_s, 1e-6)
 
 
 async def _answer_with_piece_times(
     decoder: SpeculativeDecoder, request: ChatRequest
 ) -> tuple[SpeculativeResult, list[float]]:
-    """The result, and when its pieces came."""
+    """Return the result and the times of its pieces."""
     pieces_s: list[float] = []
     result: SpeculativeResult | None = None
     async with decoder.stream(request) as events:
@@ -259,11 +274,11 @@ def _is_answer_piece(event: StreamEvent) -> bool:
 
 
 async def _try_target_call(target: LlmProvider, request: ChatRequest) -> bool:
-    """Whether it answered."""
+    """Return True if the target answered."""
     try:
         async with target.stream(request) as events:
             await _exhaust(events)
-    except Exception:  # noqa: BLE001 - what is measured will fail as well, and be reported
+    except Exception:  # noqa: BLE001 - the measured answers will fail as well, and are reported
         return False
     return True
 
@@ -273,7 +288,7 @@ async def _try_draft_call(draft: DraftProvider, request: ChatRequest) -> None:
     for part in can.drafts:
         await _try_draft_call(part, request)
     if not can.drafts and not can.is_free:
-        with suppress(Exception):  # a draft may fail; what is measured will show it
+        with suppress(Exception):  # a draft may fail; the measurement will show it
             async with draft.draft(request, 4) as pieces:
                 await _exhaust(pieces)
 

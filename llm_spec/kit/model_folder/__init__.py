@@ -1,1 +1,1 @@
-"""Model folders as they are published: tokenizer, chat template, and what they say of the model."""
+"""Model folders in Hugging Face's layout: tokenizer, chat template and the facts that they give."""

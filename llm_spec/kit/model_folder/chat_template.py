@@ -1,7 +1,8 @@
-"""The chat template of a model folder: messages and tools to the text of a prompt.
+"""The chat template of a model folder, which turns messages and tools into the text of a prompt.
 
-It runs in jinja2's sandbox with what Hugging Face's templates expect: `messages`, `tools`, `add_generation_prompt`,
-`bos_token`, `eos_token`, `raise_exception`, `strftime_now`, the filter `tojson`, `break`, `continue` and `generation`.
+It runs in jinja2's sandbox with the names that Hugging Face's templates expect: `messages`,
+`tools`, `add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`, `strftime_now`, the
+filter `tojson`, `break`, `continue` and `generation`.
 """
 
 from __future__ import annotations
@@ -22,37 +23,40 @@ from llm_spec.kit.model_folder.template_traits import TemplateTraits, arrange_me
 
 __all__ = ["ChatTemplate"]
 
-# As which a template reads a model's reasoning of earlier turns: most, some of vLLM's, gpt-oss's and LFM's.
+# Names under which templates read the reasoning of earlier turns: most; some of vLLM's; gpt-oss's
+# and LFM's.
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 _TRIAL_TOOL: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {"name": "trial", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
-# How a template is told that there are no tools, and no documents: as by transformers, since templates ask in several
-# ways. The second way is for those that ask in none.
+# The variables for absent tools and documents. The first are transformers', since templates test
+# for absence in several ways. The second are for templates that accept none of these values.
 _ABSENT: Final[tuple[Mapping[str, None], ...]] = ({"tools": None, "documents": None}, {})
 
 
 class ChatTemplate:
-    """The templates of a folder: its default, and the one for requests with tools where there is another.
+    """The templates of a folder: a default one, and another for requests with tools, if any.
 
-    message_format: how the model writes tool calls; None: it is shown no tools, or in a way that is not known.
-    reasoning: the marks of its reasoning; None: it has none.
+    - `message_format`: how the model writes tool calls, or None if the template shows it no tools
+      or shows them in an unknown form.
+    - `reasoning`: the marks of the model's reasoning, or None if it has none.
     """
 
     def __init__(self, folder: Path, default: str, with_tools: str) -> None:
         self._folder = folder
         self._default = _compile_template(default, folder)
         self._with_tools = self._default if with_tools == default else _compile_template(with_tools, folder)
-        self._traits: dict[bool, tuple[TemplateTraits, Mapping[str, None]]] = {}  # by whether there are tools
+        # by whether there are tools
+        self._traits: dict[bool, tuple[TemplateTraits, Mapping[str, None]]] = {}
         self.message_format = find_message_format(with_tools)
         self.reasoning = find_reasoning_marks(default)
 
     @classmethod
     def load(cls, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-        """`chat_template.jinja`, or the field of tokenizer_config.json; None: the folder has none.
+        """Load `chat_template.jinja`, or the field of tokenizer_config.json.
 
-        Raises ModelLoadError for one that is broken.
+        Returns None if the folder has neither. Raises ModelLoadError if the template is broken.
         """
         sources = _read_template_sources(folder, config)
         if "default" not in sources:
@@ -60,12 +64,15 @@ class ChatTemplate:
         return cls(folder, sources["default"], sources.get("tool_use", sources["default"]))
 
     def render(self, request: ChatRequest, special_tokens: Mapping[str, str]) -> str:
-        """The prompt of a request, ready for the answer; raises InvalidRequestError for what the template refuses."""
+        """Return the prompt of a request, ready for the answer.
+
+        Raises InvalidRequestError if the template refuses the messages, or has no place for tools.
+        """
         uses_tools = bool(request.tools) and request.tool_choice != "none"
         if uses_tools and self.message_format is None:
             raise InvalidRequestError(
-                f"tools are set; the chat template in {self._folder} has no place for them, or shows calls in a form "
-                "that is not known; give the folder a chat_template.jinja that lists `tools`"
+                f"tools are set; the chat template in {self._folder} has no place for them, or shows calls in an "
+                "unknown form; give the folder a chat_template.jinja that lists `tools`"
             )
         traits, absent = self._get_traits(special_tokens, uses_tools=uses_tools)
         variables = {**absent, **special_tokens, **_read_template_variables(request)}
@@ -90,7 +97,10 @@ class ChatTemplate:
     def _get_traits(
         self, special_tokens: Mapping[str, str], *, uses_tools: bool
     ) -> tuple[TemplateTraits, Mapping[str, None]]:
-        """What the template takes, and what it is told of that is not there; with tools or without. Found once."""
+        """Return the template's traits with or without tools, and the variables for absent things.
+
+        They are found once.
+        """
         if uses_tools not in self._traits:
             ways = [self._find_traits({**absent, **special_tokens}, uses_tools=uses_tools) for absent in _ABSENT]
             found = ((traits, absent) for traits, absent in zip(ways, _ABSENT, strict=True) if traits is not None)
@@ -108,7 +118,10 @@ class ChatTemplate:
         return find_template_traits(render, uses_tools=uses_tools)
 
     def _convert_message_for_template(self, message: ChatMessage, names: Mapping[str, str]) -> dict[str, Any]:
-        """A message as templates want it: arguments as objects, a result with the name of what was called."""
+        """Convert a message to the form that templates expect.
+
+        Arguments are objects, and a result has the name of the called tool.
+        """
         fields = {**message.to_openai(), "role": message.role, "content": message.text}
         if message.reasoning:
             fields |= dict.fromkeys(_REASONING_FIELDS, message.reasoning)
@@ -127,7 +140,10 @@ class ChatTemplate:
         return fields
 
     def _shorten_call_id(self, call_id: str) -> str:
-        """A call's id as the template takes it: some want so many letters and digits, and clients write others."""
+        """Return a call's id in the length that the template takes.
+
+        Some templates require a fixed number of letters and digits, but clients write other ids.
+        """
         length = None if self.message_format is None else self.message_format.id_characters
         if length is None or (len(call_id) == length and call_id.isalnum()):
             return call_id
@@ -135,7 +151,7 @@ class ChatTemplate:
 
 
 def _read_template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name: the file's, the field's, or the field's list of several (the older layout)."""
+    """Return the templates by name, from the file or the field; the older layout is a list."""
     found: Any = config.get("chat_template")
     sources: dict[str, str] = {}
     if isinstance(found, str):
@@ -155,7 +171,7 @@ def _compile_template(source: str, folder: Path) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationExtension(Extension):
-        """`{% generation %}` marks what a model writes, for training; here it is left out."""
+        """Ignores `{% generation %}`, which marks the model's text for training."""
 
         tags = {"generation"}  # noqa: RUF012 - jinja2's own way
 
@@ -167,7 +183,8 @@ def _compile_template(source: str, folder: Path) -> Any:
     extensions: list[Any] = ["jinja2.ext.loopcontrols", GenerationExtension]
     environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals.update(raise_exception=_raise_template_error, strftime_now=_strftime_now)
-    environment.filters["tojson"] = _dump_template_json  # jinja2's own escapes what HTML does not like
+    # jinja2's own escapes the characters of HTML
+    environment.filters["tojson"] = _dump_template_json
     try:
         return environment.from_string(source)
     except TemplateError as error:
@@ -175,7 +192,7 @@ def _compile_template(source: str, folder: Path) -> Any:
 
 
 def _read_template_variables(request: ChatRequest) -> dict[str, Any]:
-    """What a request says to the template itself."""
+    """Return the variables that a request sets for the template."""
     given: Any = request.extra.get("chat_template_kwargs") or {}
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"chat_template_kwargs is {given!r}; it must be an object")
@@ -193,7 +210,10 @@ def _read_template_variables(request: ChatRequest) -> dict[str, Any]:
 
 
 def _get_extra_field_text(request: ChatRequest, name: str, part: str) -> str | None:
-    """A text of a field of `extra` that is an object; raises InvalidRequestError where it is another."""
+    """Return a text inside an object of `extra`.
+
+    Raises InvalidRequestError if either has another type.
+    """
     value: Any = request.extra.get(name) or {}
     if not isinstance(value, Mapping):
         raise InvalidRequestError(f"{name} is {value!r}; it must be an object")
@@ -204,7 +224,10 @@ def _get_extra_field_text(request: ChatRequest, name: str, part: str) -> str | N
 
 
 def _find_names_of_calls(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
-    """What each call of a conversation calls, by its id; raises InvalidRequestError for a result of no call."""
+    """Return the name of each call in a conversation, by its id.
+
+    Raises InvalidRequestError if a result belongs to no call.
+    """
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
         names.update((call.id, call.name) for call in message.tool_calls)
@@ -216,7 +239,7 @@ def _find_names_of_calls(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
 
 
 def _parse_tool_call_arguments(call: ToolCall) -> Any:
-    """Arguments as an object, which templates write in their own way; other JSON stays text."""
+    """Return arguments as an object, which templates can format; other JSON stays text."""
     if call.kind == "custom":
         return {"input": call.arguments}
     try:

@@ -1,4 +1,7 @@
-"""Which of a prefix's characters spell control tokens: in an answer, and in what it begins with, those are text."""
+"""Finds the control tokens that a prefix spells out.
+
+In an answer, and in the prefix that it continues, they are text.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,16 @@ class ControlTokenFinder:
     """Finds the texts of control tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        known = sorted({*filter(None, texts)}, key=len, reverse=True)  # the longest that fits
+        # so that the longest one matches
+        known = sorted({*filter(None, texts)}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
         self._num_before = len(known[0]) - 1 if known else 0
 
     def count_characters_before(self, prompt: str, prefix: str) -> int:
-        """Characters of a prefix before the first control token that it spells, or completes; else all of them."""
+        """Count a prefix's characters before the first control token that it spells or completes.
+
+        Returns the length of the prefix if there is none.
+        """
         if self._pattern is None:
             return len(prefix)
         tail = prompt[len(prompt) - min(len(prompt), self._num_before) :]

@@ -1,4 +1,4 @@
-"""Reading a model folder: every missing or broken file becomes one clear error."""
+"""Reads files of a model folder, with one clear error for each missing or broken file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["find_file", "read_json", "read_text_file"]
 
 
 def find_file(folder: Path, *names: str) -> Path:
-    """The first of `names` that is in the folder; raises ModelLoadError when none is."""
+    """Return the first of `names` that is in the folder; raises ModelLoadError if none is."""
     if not folder.is_dir():
         raise ModelLoadError(f"model folder {folder} does not exist; give a folder with {names[0]} in it")
     for name in names:
@@ -22,7 +22,7 @@ def find_file(folder: Path, *names: str) -> Path:
 
 
 def read_text_file(path: Path) -> str:
-    """A text file; raises ModelLoadError when it cannot be read."""
+    """Read a text file; raises ModelLoadError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -30,7 +30,10 @@ def read_text_file(path: Path) -> str:
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """A JSON object; {} when it is optional and absent. Raises ModelLoadError for anything else."""
+    """Read a JSON object. Returns {} if the file is optional and absent.
+
+    Raises ModelLoadError for anything else.
+    """
     if optional and not path.is_file():
         return {}
     try:

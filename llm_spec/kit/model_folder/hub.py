@@ -1,5 +1,6 @@
-"""Models of the Hugging Face hub, fetched through its own library: its cache, token, endpoint and offline mode hold.
+"""Fetches models of the Hugging Face hub through its own library.
 
+The library's cache, token, endpoint and offline mode apply:
 https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
 """
 
@@ -38,14 +39,14 @@ _MB: Final = 1_000_000
 
 
 class FetchDisplay(Protocol):
-    """Where a program shows what is fetched."""
+    """A place where a program shows what is fetched."""
 
     def change_line(self, line: str) -> None:
-        """Show a line in place of the one before."""
+        """Show a line in place of the previous one."""
         ...
 
     def print_line(self, line: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         ...
 
 
@@ -54,7 +55,10 @@ _DISPLAY: Final[ContextVar[FetchDisplay | None]] = ContextVar("llm_spec_fetch_di
 
 @contextmanager
 def show_fetches_on(display: FetchDisplay) -> Generator[None]:
-    """Show on `display` what is fetched inside of `with`; without one, the hub's library shows its own progress."""
+    """Show on `display` what is fetched inside the `with` block.
+
+    Without a display, the hub's library shows its own progress.
+    """
     token = _DISPLAY.set(display)
     try:
         yield
@@ -63,14 +67,14 @@ def show_fetches_on(display: FetchDisplay) -> Generator[None]:
 
 
 def tell_about_fetch(line: str) -> None:
-    """Show a line that stays, if a program shows what is fetched."""
+    """Show a permanent line, if a program shows what is fetched."""
     display = _DISPLAY.get()
     if display is not None:
         display.print_line(line)
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether a model's name can be one of the hub: `org/name`."""
+    """Return True if a model's name can be one of the hub: `org/name`."""
     parts = model.split("/")
     return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
 
@@ -80,9 +84,9 @@ def fetch_from_hub(
 ) -> Path:
     """Fetch a model unless the cache has it; returns its folder, which is named for its commit.
 
-    Many repositories have their weights in several forms. So the text files come first, `text_files` with the usual
-    ones, and `choose_weights(folder)` returns the paths of the weights that are needed.
-    Raises ModelLoadError with what is wrong and what to do.
+    Many repositories have their weights in several forms. So the text files come first:
+    `text_files` and the usual ones. Then `choose_weights(folder)` returns the paths of the weights
+    to fetch. Raises ModelLoadError with what is wrong and what to do.
     """
     hub: Any = importlib.import_module("huggingface_hub")
     bar: Any = _make_progress_bar_class(name)
@@ -91,33 +95,42 @@ def fetch_from_hub(
         if not (folder / _TOKENIZER).is_file():
             raise ModelLoadError(f"{name} of the Hugging Face hub has no {_TOKENIZER}; choose another model")
         for path in choose_weights(folder):
-            # in this thread: of several threads, Ctrl-C waits for what each of them is fetching
+            # in this thread: with several threads, Ctrl-C would wait for the file that each is
+            # fetching
             hub.hf_hub_download(name, path, revision=folder.name, tqdm_class=bar)
         return folder
     except ModelLoadError:
         raise
-    except Exception as error:  # the hub's errors and those of the network below it have no common base
+    except Exception as error:
+        # the hub's errors and those of the network below it have no common base class
         raise ModelLoadError(_describe_failure(name, error)) from error
 
 
 def list_hub_files(name: str, folder: Path) -> Mapping[str, int]:
-    """The paths and sizes of a repository's files, whether fetched or not; raises what the hub's library raises."""
+    """Return the paths and sizes of a repository's files, fetched or not.
+
+    Raises the errors of the hub's library.
+    """
     hub: Any = importlib.import_module("huggingface_hub")
     entries = hub.HfApi().list_repo_tree(name, recursive=True, revision=folder.name)
-    return {entry.path: entry.size for entry in entries if hasattr(entry, "size")}  # a folder has none
+    # a folder has none
+    return {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
 
 
 def list_folder_files(folder: Path) -> Mapping[str, int]:
-    """The paths and sizes of a folder's files."""
+    """Return the paths and sizes of a folder's files."""
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def _make_progress_bar_class(name: str) -> Any:
-    """The library's bar, but shown on the program's display; without one, on a terminal alone."""
+    """Make the library's progress bar show its progress on the program's display.
+
+    Without a display, it is shown on a terminal only.
+    """
     utils: Any = importlib.import_module("huggingface_hub.utils")
     display = _DISPLAY.get()
 
-    class FetchBar(utils.tqdm):  # type: ignore[misc] # the library is loaded late, so its class is not known
+    class FetchBar(utils.tqdm):  # type: ignore[misc] # the library is loaded late: an unknown class
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"  # the library counts files as well
             self._num_done = 0

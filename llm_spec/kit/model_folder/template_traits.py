@@ -1,8 +1,9 @@
-"""What a chat template makes of conversations that not every template takes, and messages arranged for it. Pure.
+"""Finds out which conversations a chat template accepts, and arranges messages for it. No I/O.
 
-A template is data of other people's, and says nothing of itself: many drop a second text of the system without a word,
-or refuse two neighbouring messages of the user. So it is tried once, on short conversations whose texts are markers.
-What is found holds for every request: all turns of a conversation are rendered alike, and kept caches go on.
+A template comes from others and does not describe itself. Many drop a second system text silently,
+or refuse two user messages in a row. So each template is tried once, on short conversations whose
+texts are markers. The traits found then hold for every request: all turns of a conversation are
+rendered alike, so kept caches stay valid.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from llm_spec.contract.system_texts import join_neighbouring_user_messages, mark
 
 __all__ = ["RenderMessages", "TemplateTraits", "arrange_messages", "find_template_traits"]
 
-# The prompt of some messages; None: the template refuses them.
+# Returns the prompt of some messages, or None if the template refuses them.
 RenderMessages = Callable[[Sequence[ChatMessage]], str | None]
 _TRIAL_CALL: Final = ToolCall("call00001", "trial", "{}")
 _SEPARATOR: Final = "\n\n"
@@ -24,11 +25,13 @@ _SEPARATOR: Final = "\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
-    """What a template takes.
+    """The conversations that a template accepts.
 
-    first_system: a text of the system at the beginning. later_system: more of them, as turns of their own.
-    neighbouring_users: two messages of the user, one after the other. user_after_results: the user right after the
-    results of tools. text_beside_reasoning: a message that calls tools and has both.
+    - `first_system`: a system text at the beginning.
+    - `later_system`: more system texts, as turns of their own.
+    - `neighbouring_users`: two user messages in a row.
+    - `user_after_results`: a user message directly after the results of tools.
+    - `text_beside_reasoning`: a message that calls tools and has both text and reasoning.
     """
 
     first_system: bool = True
@@ -39,7 +42,7 @@ class TemplateTraits:
 
 
 def find_template_traits(render: RenderMessages, *, uses_tools: bool) -> TemplateTraits | None:
-    """Try a template; None: it refuses the plainest conversation."""
+    """Try a template; returns None if it refuses the simplest conversation."""
     trial = _TemplateTrial(render)
     if not trial.renders("user"):
         return None
@@ -63,7 +66,10 @@ def find_template_traits(render: RenderMessages, *, uses_tools: bool) -> Templat
 
 
 def arrange_messages(messages: Sequence[ChatMessage], traits: TemplateTraits) -> tuple[ChatMessage, ...]:
-    """Messages as a template takes them all: each text once. Those of a plain conversation stay as they are."""
+    """Arrange messages so that the template renders all of them, each text once.
+
+    Messages of a simple conversation stay as they are.
+    """
     arranged: list[ChatMessage] = []
     for index, message in enumerate(place_system_texts(messages, later_role="system")):
         if message.role != "system" or (traits.later_system if index else traits.first_system):
@@ -80,20 +86,23 @@ def arrange_messages(messages: Sequence[ChatMessage], traits: TemplateTraits) ->
 
 
 def _join_text_to_reasoning(message: ChatMessage) -> ChatMessage:
-    """A message that calls tools, its text behind its reasoning."""
+    """Move the text of a message that calls tools behind its reasoning."""
     if not (message.tool_calls and message.reasoning and message.text):
         return message
     return replace(message, content=None, reasoning=message.reasoning + _SEPARATOR + message.text, native=None)
 
 
 class _TemplateTrial:
-    """Conversations of markers, each written as the kinds of its messages."""
+    """Tries conversations of markers, each written as the kinds of its messages."""
 
     def __init__(self, render: RenderMessages) -> None:
         self._render = render
 
     def takes(self, kinds: str) -> bool:
-        """Whether each text is in the prompt, once; all but the system's first one in their order."""
+        """Return True if each text is in the prompt once, and in order.
+
+        A first system text may be anywhere.
+        """
         messages = _make_messages(kinds)
         prompt = self._render(messages)
         texts = [message.text for message in messages if message.text]
@@ -103,11 +112,11 @@ class _TemplateTrial:
         return places == sorted(places)
 
     def renders(self, kinds: str) -> bool:
-        """Whether it does not refuse them."""
+        """Return True if the template does not refuse the messages."""
         return self._render(_make_messages(kinds)) is not None
 
     def takes_as_own_turn(self, before: str, kind: str, after: str) -> bool:
-        """Whether it takes a message of this kind there, and not for one of the user or of the model."""
+        """Return True if a message of this kind is rendered unlike one of the user or the model."""
         whole, *others = (f"{before} {other} {after}" for other in (kind, "user", "assistant"))
         prompt = self._render(_make_messages(whole))
         return self.takes(whole) and prompt not in [self._render(_make_messages(kinds)) for kinds in others]

@@ -1,4 +1,4 @@
-"""What tokens are made of: from the names that a tokenizer file gives its tokens to bytes of UTF-8."""
+"""Converts the names that a tokenizer file gives its tokens to bytes of UTF-8."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _BYTE_NAME: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenByteTable:
     """The bytes of one tokenizer's tokens.
 
-    Byte-level tokenizers (GPT-2's, Llama 3's) name each byte by a character of its own. Others (SentencePiece's) write
-    a mark for the space, and name by its number a byte that is not a character.
+    Byte-level tokenizers (GPT-2's, Llama 3's) represent each byte by a character. Others
+    (SentencePiece's) write a mark for the space, and a number for a byte that is not a character.
     """
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
@@ -35,7 +35,7 @@ class TokenByteTable:
         self._space = self._space or next((step["pattern"].get("String") for step in replaced), None)
 
     def get_bytes(self, token_id: int) -> bytes:
-        """A token's bytes; empty for an id that is not a token."""
+        """Return a token's bytes; empty for an id that is not a token."""
         if token_id in self._added:
             return self._added[token_id].encode()
         name = self._tokenizer.id_to_token(token_id)
@@ -51,7 +51,7 @@ class TokenByteTable:
 
 
 def _list_byte_characters() -> Iterator[tuple[str, int]]:
-    """The character for each byte: itself where it can be seen, else one from 256 on, in order (GPT-2's table)."""
+    """Yield each byte's character: itself if visible, else one from 256 on (GPT-2's table)."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     num_others = 0
     for value in range(256):

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderTokenizer"]
 
-# What a chat template may name, as transformers gives it to one.
+# Variables that transformers gives to a chat template.
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_APART: Final = ("\n", "a", "=")  # one of them begins no longer token together with what a text begins with
+_APART: Final = ("\n", "a", "=")  # at least one of them does not merge with the beginning of a text
 _WORD: Final = "a"
 
 
 class FolderTokenizer:
     """`tokenizer.json` with its chat template.
 
-    As everywhere with such templates, a control token that a message spells out is a control token. One that the
-    prefix of an answer spells out is text, as in the answer itself.
+    A control token that a message spells out is a control token, as usual with such templates. One
+    that the prefix of an answer spells out is text, as in the answer itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,8 @@ class FolderTokenizer:
         text = read_text_file(path)
         self._folder = folder
         self._prompts, self._answers = _load_rust_tokenizer(text, path), _load_rust_tokenizer(text, path)
-        self._answers.encode_special_tokens = True  # what a model or a draft spells out is text
+        # a control token that an answer spells out is text
+        self._answers.encode_special_tokens = True
         config = read_json(folder / "tokenizer_config.json", optional=True)
         older = {} if "added_tokens_decoder" in config else read_json(folder / "special_tokens_map.json", optional=True)
         tokens = config | older
@@ -60,7 +61,7 @@ class FolderTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that an answer may have, control tokens counted."""
+        """Number of ids that an answer may have, including control tokens."""
         return self._answers.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -91,10 +92,11 @@ class FolderTokenizer:
         )
 
     def leave_out_ids_without_rows(self, num_rows: int) -> None:
-        """Know no id from `num_rows` on outside of prompts: the weights end there, and added tokens may not.
+        """Forget the ids from `num_rows` on, except in prompts: the weights have no rows for them.
 
-        No answer has them, so that what spells them out is text. Raises ModelLoadError where ordinary tokens have no
-        rows: then tokenizer and weights belong to different models.
+        No answer contains these added tokens, so a text that spells them is text. Raises
+        ModelLoadError if ordinary tokens have no rows, because then tokenizer and weights belong to
+        different models.
         """
         beyond = {text for text, token_id in self._prompts.get_vocab().items() if token_id >= num_rows}
         added = {token.content for token in self._prompts.get_added_tokens_decoder().values()}
@@ -120,7 +122,11 @@ class FolderTokenizer:
         return self._answers.to_str()
 
     def _encode_prompt_up_to_limit(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """A prompt's ids; those of one that is too long are only counted, as a list of them holds up other threads."""
+        """Encode a prompt; raises a context-length error for one that is too long.
+
+        The tokens of such a prompt are only counted, because making a list of them would block
+        other threads.
+        """
         encoding = _encode_text_without_gil(self._prompts, text, add_special_tokens=add_special_tokens)
         if self._max_tokens is not None and len(encoding) > self._max_tokens:
             limit = f"the model in {self._folder} takes {self._max_tokens} at most"
@@ -138,7 +144,10 @@ class FolderTokenizer:
         return {token_id: text for token_id, text in special.items() if any(text in mark for mark in marks)}
 
     def _find_eos_ids(self, folder: Path) -> frozenset[int]:
-        """The ends of an answer that any of the files names: often only one of them knows how a chat's turn ends."""
+        """Return the end tokens that any of the files names.
+
+        Often only one of the files has the token that ends a chat turn.
+        """
         by_text = self._prompts.token_to_id(self._special.get("eos_token", ""))
         found: set[int] = set() if by_text is None else {by_text}
         for name in ("generation_config.json", "config.json"):
@@ -148,9 +157,10 @@ class FolderTokenizer:
 
 
 class _SpaceRule:
-    """Text within an answer, by a tokenizer that puts a space before every text, and takes it away again.
+    """Encodes and decodes parts of an answer for tokenizers that add a space before every text.
 
-    SentencePiece's do. So a stretch of an answer is encoded behind a mark and decoded behind a word.
+    SentencePiece's tokenizers do, and remove it when they decode. So a part is encoded behind a
+    mark and decoded behind a word.
     """
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
@@ -185,13 +195,13 @@ def _load_rust_tokenizer(text: str, path: Path) -> RustTokenizer:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception
         raise ModelLoadError(f"{path} is not a tokenizer file: {error}") from error
-    tokenizer.no_truncation()  # both sections are what training did to batches of texts
+    tokenizer.no_truncation()  # both settings come from training on batches of texts
     tokenizer.no_padding()
     return tokenizer
 
 
 def _remove_added_tokens(tokenizer: RustTokenizer, texts: Collection[str]) -> str:
-    """The tokenizer's file without some of its added tokens, which may be in its vocabulary as well."""
+    """Return the tokenizer's file without some added tokens, also in its vocabulary."""
     parts: dict[str, Any] = json.loads(tokenizer.to_str())
     parts["added_tokens"] = [token for token in parts["added_tokens"] if token["content"] not in texts]
     vocabulary: Any = parts["model"].get("vocab")
@@ -205,17 +215,23 @@ def _remove_added_tokens(tokenizer: RustTokenizer, texts: Collection[str]) -> st
 
 
 def _encode_text_without_gil(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
-    """A text's tokens; of the package's calls only those for several texts let other threads run meanwhile."""
+    """Encode a text while other threads run.
+
+    Of the package's methods, only those for several texts release the GIL.
+    """
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _get_special_token_text(token: Any) -> str:
-    """A special token of tokenizer_config.json: a text, or an object with its text."""
+    """Return a special token of tokenizer_config.json: a text, or an object with its text."""
     return str(cast("dict[str, Any]", token)["content"]) if isinstance(token, dict) else str(token or "")
 
 
 def _compute_tokenizer_fingerprint(text: str) -> str:
-    """Equal for files that give the same ids: what only affects truncation and padding is left out."""
+    """Return equal values for files that give the same ids.
+
+    The settings of truncation and padding are left out.
+    """
     parts: dict[str, Any] = json.loads(text)
     relevant = {name: parts.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

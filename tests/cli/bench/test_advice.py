@@ -114,7 +114,7 @@ CASES: dict[str, tuple[dict[str, Factors], dict[str, str], str, str, int | None]
         {"lookup race": WIDE, "suffix race": SLOW},
         {},
         "plain",
-        "plain: no difference shown; about 687 prompts more would tell 5%",
+        "plain: no difference shown; about 687 more prompts would show a gain of 5%",
         687,
     ),
     "too few prompts": (

@@ -81,7 +81,7 @@ def test_lines_that_are_blank_and_separators_inside_texts(tmp_path: Path) -> Non
         ('{"turns": ["a", 1]}', ["line 1", "turns is 1"]),
         ('{"turns": "a"}', ["line 1", "turns is 'a'"]),
         ('{"messages": [{"role": "nobody", "content": "a"}]}', ["line 1", "'nobody'"]),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', ["line 1", "nothing but answers"]),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', ["line 1", "has only answers"]),
         ('{"question": "a"}', ["line 1", "'prompt', 'messages'", "['question']"]),
         ('{"conversations": [{"from": "human"}]}', ["line 1", "{'from': 'human'}"]),
         ('{"conversations": "a"}', ["line 1", "conversations is 'a'"]),
