@@ -109,9 +109,8 @@ def test_a_decoders_caps_win_over_extra() -> None:
     for config in ({"max_total_tokens": 3}, {"max_request_tokens": 30}):
         target = ScriptedProvider("one two")
         extra = {"n_predict": 99, "max_tokens": 0, "mirostat": 1}
-        run_virtual(
-            SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(**config)).decode("q", extra=extra)
-        )  # type: ignore[arg-type]
+        decoder = SpeculativeDecoder(target=target, draft=None, config=SpeculativeConfig(**config))  # type: ignore[arg-type]
+        run_virtual(decoder.decode("q", extra=extra))
         assert target.requests[0].extra == {"mirostat": 1}
 
 
