@@ -157,7 +157,7 @@ function readRecording() {
   });
   turn.races = [{ draft: readRun(lanes[0]), alone: readRun(lanes[1]) }];
   showTurn(turn);
-  setStatus("The built-in pair, recorded on a busy 2-core machine. Press Run for your own.");
+  setStatus("The built-in pair, recorded on a 2-core machine. Press Run for your own.");
   if (!reducedMotion.matches) startReplay();
 }
 
