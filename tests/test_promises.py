@@ -192,7 +192,7 @@ class Honest(SpeculativeDecoder):
         return result
 
     @asynccontextmanager
-    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # type: ignore[override]
         async with super().stream(self.change_request(request), **options) as events:
             yield self._changed(events)
 
@@ -312,7 +312,7 @@ class Unending(Honest):
 
 class LeavesAStream(Honest):
     @asynccontextmanager
-    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # type: ignore[override]
         self.kept = self._target.stream(request)
         await anext(await self.kept.__aenter__())
         async with super().stream(request, **options) as events:
@@ -321,7 +321,7 @@ class LeavesAStream(Honest):
 
 class LeavesATask(Honest):
     @asynccontextmanager
-    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # type: ignore[override]
         self.task = asyncio.create_task(asyncio.sleep(1e5))
         async with super().stream(request, **options) as events:
             yield events
@@ -329,7 +329,7 @@ class LeavesATask(Honest):
 
 class LeavesAnError(Honest):
     @asynccontextmanager
-    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # type: ignore[override]
         async def fail() -> None:
             raise RuntimeError("nobody hears of it")
 
@@ -374,7 +374,7 @@ class TakesMoneyBack(Honest):
 
 class SendsWhitespace(Honest):
     @asynccontextmanager
-    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def stream(self, request: Any, **options: Any) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # type: ignore[override]
         async with self._target.stream(replace(request, prefix="a ")):
             pass
         async with super().stream(request, **options) as events:

@@ -5,6 +5,7 @@ const MARGIN = { left: 30, right: 4, top: 8 };
 const ROUNDS_HEIGHT = 92;
 const STRIP_HEIGHT = 7;
 const LANE_HEIGHT = 18;
+const TOLD_LATE_S = 0.03; // a model in the server's process tells of its rounds every 25 ms
 
 function svg(name, attributes, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -57,8 +58,10 @@ class Timeline {
   #addRound(round) {
     const { accepted, own, origin, rejected } = partsOf(round);
     const spent = round.draft_s + round.verify_s;
-    const start = Math.min(round.t, Math.max(this.#reached_s, round.t - spent)); // told late, it does not reach back
-    this.#reached_s = round.t;
+    const isToldLate = this.#reached_s && round.t - spent - this.#reached_s < TOLD_LATE_S;
+    const start = Math.min(round.t, isToldLate ? this.#reached_s : Math.max(0, round.t - spent));
+    const end = Math.min(round.t, start + spent);
+    this.#reached_s = end;
     const column = svg(
       "g",
       { class: "round" },
@@ -74,13 +77,13 @@ class Timeline {
     ];
     let y = 0;
     for (const [kind, height] of stack) {
-      if (height > 0) column.append(rect(kind, start, y, round.t - start, height));
+      if (height > 0) column.append(rect(kind, start, y, end - start, height));
       y += Math.max(0, height);
     }
     this.#columns.append(column);
-    const verifyStart = Math.max(start, round.t - round.verify_s);
+    const verifyStart = Math.max(start, end - round.verify_s);
     if (round.draft_s) this.#strip.append(rect("draft", start, 0, verifyStart - start, STRIP_HEIGHT));
-    this.#strip.append(rect("verify", verifyStart, 0, round.t - verifyStart, STRIP_HEIGHT));
+    this.#strip.append(rect("verify", verifyStart, 0, end - verifyStart, STRIP_HEIGHT));
     this.#mostTokens = Math.max(this.#mostTokens, y);
   }
 

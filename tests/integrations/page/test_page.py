@@ -80,6 +80,17 @@ LOOKS: Final = """(all) => all.map((node) => {
 NO_TINT: Final = "rgba(0, 0, 0, 0)"
 
 
+async def test_rounds_that_are_told_together_stand_side_by_side(page: Page, scripted: ScriptedServer) -> None:
+    """A fast model's rounds arrive in groups; each still has the width of its own time."""
+    await page.goto(scripted.url)
+    bars = page.locator("#timeline g.round")
+    await page.wait_for_function("document.querySelectorAll('#timeline g.round').length > 5")
+    await page.get_by_role("button", name="Replay").wait_for()
+    boxes = await bars.evaluate_all("nodes => nodes.map(node => node.getBoundingClientRect())")
+    assert all(box["width"] >= 1 for box in boxes)
+    assert all(left["right"] <= right["left"] + 1 for left, right in pairwise(boxes))
+
+
 class TestAnyServer:
     """Holds for the recorded answers and for a real server with one pair."""
 
