@@ -210,11 +210,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_body(self, file: HubFile, start: int, num_bytes: int) -> None:
         if self.command == "HEAD":
             return
+        # counted before the last byte goes, because the client may look as soon as it has it
+        self.hub.sent[file.path] = self.hub.sent.get(file.path, 0) + num_bytes
         num_left = num_bytes
         for chunk in file.read(start):
             self.wfile.write(chunk[:num_left])
             num_left -= len(chunk[:num_left])
-        self.hub.sent[file.path] = self.hub.sent.get(file.path, 0) + num_bytes
 
     def _send_json(self, value: object) -> None:
         body = json.dumps(value).encode()
