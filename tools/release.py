@@ -16,10 +16,11 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 _LINK: Final = re.compile(r"(!?)(\[(?:[^\[\]]|\[[^\]]*\])*\]\()(?![a-z][a-z+.-]*:|#)([^)\s]+)(\))")
-_NEEDED: Final = (
+# as the wheel names them; a part that is not Python is easily left out of a build
+NEEDED: Final = (
     "llm_spec/__init__.py",
     "llm_spec/py.typed",
-    "llm_spec/server/page.html",
+    "llm_spec/server/page/page.html",
     "llm_spec_cli/__init__.py",
     "llm_spec_http/__init__.py",
     "llm_spec_onnx/builtin/target/model.onnx",
@@ -64,7 +65,7 @@ def check_files(folder: Path) -> str:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
-    if missing := [name for name in _NEEDED if name not in names]:
+    if missing := [name for name in NEEDED if name not in names]:
         raise ReleaseError(f"the wheel lacks {', '.join(missing)}")
     others = {name.partition("/")[0] for name in names if not name.startswith("llm_spec")}
     if others:
