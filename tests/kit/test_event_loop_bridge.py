@@ -399,6 +399,28 @@ print(bridge.run(work))
     assert ended.stdout.count("closed") == 2
 
 
+def test_the_end_of_the_process_waits_for_a_forgotten_bridge() -> None:
+    """Its thread was told to end when nothing held it any more, and is still at it."""
+    ended = run_program("""
+import asyncio
+from llm_spec.kit.event_loop_bridge import EventLoopBridge
+
+async def hold():
+    try:
+        yield
+    finally:
+        await asyncio.sleep(0.2)
+        print("closed", flush=True)
+
+held = hold()
+async def work():
+    await anext(held)
+
+EventLoopBridge("work", owns_loop=True).run(work)
+""")
+    assert ended.stdout == "closed\n"
+
+
 def run_program(program: str) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
