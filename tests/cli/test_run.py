@@ -81,6 +81,18 @@ async def test_the_target_alone_is_given_no_prediction() -> None:
     assert (answer.result.strategy, answer.plain.strategy) == ("tokens", "plain")
 
 
+async def test_a_server_that_takes_predictions_is_timed_without_one() -> None:
+    """Only the answer that is shown goes with it."""
+    request = ChatRequest.create("Tell.", prediction=WORDS, temperature=0.0)
+    async with ScriptedModelServer(WORDS) as server:
+        target = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["fireworks"], api_key="none")
+        config, screen = SpeculativeConfig(strategy="predict"), AnswerScreen(io.StringIO(), silent=True)
+        async with SpeculativeDecoder(target=target, draft="lookup", config=config) as decoder:
+            await answer_beside_plain(decoder, request, screen, compares=True, has_figures=True)
+        await target.aclose()
+    assert [body.get("prediction") is not None for body in server.requests] == [False, False, True]
+
+
 # ------------------------------------------------------------------------------------------ the command
 
 
